@@ -1,0 +1,49 @@
+"""Runtime of the fork: GEMM workspaces that never move, and cuDNN calls that are safe to capture.
+
+Laid over a FlashInfer release, whose edited modules call the names below. It imports no other
+flashinfer module and no third-party one but torch, and importing it makes no CUDA call.
+
+Data flows one way: ``device`` (the machine) <- ``storage`` (blocks) <- ``state`` (what is known)
+<- ``lanes``, ``cache``, ``plans``, ``execution``, ``gate`` (the policy) <- ``control`` (operators).
+"""
+
+from .cache import cache_buffer
+from .control import reserve, stats
+from .errors import (
+    CudnnCaptureUnsafeError,
+    CudnnPlanBuildInCaptureError,
+    CudnnWorkspaceTooSmallInCaptureError,
+    GemmWorkspaceError,
+)
+from .execution import _retain_cudnn_graph_if_capturing, device_locked
+from .gate import gate_sm12x_cudnn
+from .lanes import _gemm_workspace_at_least, lane_workspace, reserve_lane
+from .names import LANE_BYTES, is_lane
+from .plans import (
+    _check_cudnn_plan_build_not_capturing,
+    create_cudnn_handle,
+    guard_plan_build,
+)
+from .state import use_device
+
+__all__ = [
+    "LANE_BYTES",
+    "CudnnCaptureUnsafeError",
+    "CudnnPlanBuildInCaptureError",
+    "CudnnWorkspaceTooSmallInCaptureError",
+    "GemmWorkspaceError",
+    "_check_cudnn_plan_build_not_capturing",
+    "_gemm_workspace_at_least",
+    "_retain_cudnn_graph_if_capturing",
+    "cache_buffer",
+    "create_cudnn_handle",
+    "device_locked",
+    "gate_sm12x_cudnn",
+    "guard_plan_build",
+    "is_lane",
+    "lane_workspace",
+    "reserve",
+    "reserve_lane",
+    "stats",
+    "use_device",
+]
