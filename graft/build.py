@@ -72,6 +72,6 @@ def build(base: str, folder: Path, *, allow_unknown: bool = False) -> Built:
             },
             files_changed=len(made.edited),
             files_added=len(made.added),
-            files_unchanged=len(source.rows) - len(made.edited),
+            files_unchanged=len(source.rows) - len(made.edited) - 2,  # METADATA and WHEEL
             proofs=written.proofs,
         )
