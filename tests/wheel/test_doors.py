@@ -270,7 +270,6 @@ def test_build_as_json(repository: Path, tmp_path: Path) -> None:
     assert report["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert report["sites"] == RELEASES[BASE].family.counts
     total = report["files_changed"] + report["files_added"] + report["files_unchanged"]
-    # METADATA and WHEEL count as unchanged; RECORD, our notice and graft.json as nothing.
     # METADATA and WHEEL change; RECORD, graft.json and the notice are new.
     assert total == len(read(path)) - 5
     assert {proof["what"]: proof["count"] for proof in report["proofs"]}["growing sites left"] == 0
