@@ -5,8 +5,7 @@
     PYTHONPATH=<folder of an installed wheel> python tests/gpu/first_look.py \
         {right|moved|cold|concurrent|host}
 
-Run it over a release and over its graft and compare. Shapes are (batch, m, n, k); those below make
-cuBLASLt and cuDNN choose split-K kernels on SM90, which use the workspace.
+Run it over a release and over its graft and compare. Shapes are (batch, m, n, k).
 """
 
 from __future__ import annotations
@@ -19,43 +18,9 @@ from collections.abc import Callable
 
 import cudnn
 import torch
+from gemms import DEVICE, SPLIT_K, Gemm, wrong_replays
 
 import flashinfer
-
-DEVICE = torch.device("cuda:0")
-SPLIT_K = [(1, 64, 512, 65536), (1, 128, 256, 32768), (1, 16, 1024, 16384)]
-Shape = tuple[int, int, int, int]
-
-
-def fp8(*shape: int) -> torch.Tensor:
-    return (torch.randn(*shape, device=DEVICE) * 0.5).to(torch.float8_e4m3fn)
-
-
-class Gemm:
-    """One ``bmm_fp8`` with operands and an output of its own."""
-
-    def __init__(self, shape: Shape, backend: str) -> None:
-        b, m, n, k = shape
-        self.a, self.b = fp8(b, m, k), fp8(b, n, k).transpose(-2, -1)
-        self.scale = torch.ones(1, device=DEVICE)
-        self.out = torch.empty(b, m, n, device=DEVICE, dtype=torch.bfloat16)
-        self.backend = backend
-
-    def __call__(self) -> None:
-        flashinfer.bmm_fp8(
-            self.a, self.b, self.scale, self.scale, torch.bfloat16, self.out, self.backend
-        )
-
-    def captured(self, times: int = 1) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(times):
-                self()
-        return graph
-
-
-def error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((out.float() - reference).norm() / reference.norm())
 
 
 def right() -> None:
@@ -66,11 +31,10 @@ def right() -> None:
         for shape in [(1, 16, 1024, 16384), (1, 512, 5120, 5120), (8, 64, 512, 1024)]:
             gemm = Gemm(shape, backend)
             gemm()
-            print(backend, shape, round(error(gemm.out, gemm.a.float() @ gemm.b.float()), 5))
-    a = torch.randn(64, 512, device=DEVICE, dtype=torch.bfloat16)
-    b = torch.randn(512, 512, device=DEVICE, dtype=torch.bfloat16).t()
-    out = flashinfer.mm_bf16(a, b, backend="cudnn")
-    print("mm_bf16 cudnn", round(error(out, a.float() @ b.float()), 5))
+            print(backend, shape, round(gemm.error(), 5))
+    gemm = Gemm((1, 64, 512, 512), "cudnn", "mm_bf16")
+    gemm()
+    print("mm_bf16 cudnn", round(gemm.error(), 5))
 
 
 def moved() -> None:
@@ -80,8 +44,7 @@ def moved() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         gemm = Gemm(shape, "cublas")
-        gemm()
-        reference = gemm.out.clone()
+        reference = gemm.eager()
         graph = gemm.captured()
         Gemm((1, 512, 5120, 5120), "cudnn")()
         torch.cuda.synchronize()
@@ -115,25 +78,11 @@ def concurrent() -> None:
     """Four graphs with pools of their own, replayed at once 200 times."""
     for backend in ("cublas", "cudnn"):
         for shape in SPLIT_K:
-            streams = [torch.cuda.Stream() for _ in range(4)]
-            gemms = [Gemm(shape, backend) for _ in streams]
-            for gemm in gemms:
-                gemm()
-            torch.cuda.synchronize()
-            references = [gemm.out.clone() for gemm in gemms]
+            gemms = [Gemm(shape, backend) for _ in range(4)]
+            references = [gemm.eager() for gemm in gemms]
             graphs = [gemm.captured(20) for gemm in gemms]
-            wrong = 0
-            for _ in range(200):
-                for gemm in gemms:
-                    gemm.out.zero_()
-                torch.cuda.synchronize()
-                for stream, graph in zip(streams, graphs, strict=True):
-                    with torch.cuda.stream(stream):
-                        graph.replay()
-                torch.cuda.synchronize()
-                pairs = zip(gemms, references, strict=True)
-                wrong += sum(not torch.equal(gemm.out, reference) for gemm, reference in pairs)
-            print(backend, shape, "wrong", wrong, "of", 200 * len(streams))
+            wrong = wrong_replays(gemms, graphs, references, 200)
+            print(backend, shape, "wrong", wrong, "of", 200 * len(gemms))
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -152,16 +101,14 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def host() -> None:
     """Microseconds that one eager call costs on the host."""
-    a = torch.randn(16, 512, device=DEVICE, dtype=torch.bfloat16)
-    b = torch.randn(512, 512, device=DEVICE, dtype=torch.bfloat16).t()
-    out = torch.empty(16, 512, device=DEVICE, dtype=torch.bfloat16)
+    calls = [
+        Gemm((1, 16, 512, 512), "cudnn"),
+        Gemm((1, 16, 512, 512), "cublas"),
+        Gemm((1, 16, 512, 512), "cudnn", "mm_bf16"),
+    ]
     for _ in range(2):
-        for backend in ("cudnn", "cublas"):
-            print("bmm_fp8", backend, microseconds(Gemm((1, 16, 512, 512), backend)))
-        print(
-            "mm_bf16 cudnn",
-            microseconds(lambda: flashinfer.mm_bf16(a, b, out=out, backend="cudnn")),
-        )
+        for call in calls:
+            print(call.op, call.backend, microseconds(call))
 
 
 if __name__ == "__main__":
