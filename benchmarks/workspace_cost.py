@@ -40,7 +40,7 @@ found = {
     "empty call": microseconds(lambda: None),
     "capture query": microseconds(query),
     "raw stream": microseconds(lambda: raw(0)),
-    "_get_cache_buf, another name": microseconds(lambda: utils._get_cache_buf("other", SIZE, DEVICE)),
+    "_get_cache_buf, no lane": microseconds(lambda: utils._get_cache_buf("other", SIZE, DEVICE)),
 }
 try:
     import flashinfer.gemm_workspace as ws
