@@ -10,7 +10,7 @@ from setuptools import Command, setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from graft.backend import base_from, build_wheel
+from graft.backend import build_wheel
 from graft.label import CURRENT
 
 
@@ -31,10 +31,26 @@ class bdist_wheel(Command):
         build_wheel(self.dist_dir)
 
 
+class refused(Command):
+    """Anything else would describe a package that this repository does not hold."""
+
+    description = "not available: only bdist_wheel is"
+    user_options = []  # noqa: RUF012
+
+    def initialize_options(self) -> None:
+        sys.exit("graft: this repository makes wheels only; use bdist_wheel")
+
+    def finalize_options(self) -> None: ...
+    def run(self) -> None: ...
+
+
 setup(
     name="flashinfer-python",
-    version=f"{base_from()}+ws.{CURRENT}",
+    version=f"0+ws.{CURRENT}",  # of nothing that is built: a wheel has its base's version
     packages=[],
     py_modules=[],
-    cmdclass={"bdist_wheel": bdist_wheel},
+    cmdclass={
+        "bdist_wheel": bdist_wheel,
+        **dict.fromkeys(("sdist", "egg_info", "develop", "install", "build"), refused),
+    },
 )

@@ -12,7 +12,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from packaging.version import Version
+try:
+    from packaging.version import Version
+except ModuleNotFoundError:
+    sys.exit("graft: needs the package 'packaging' (pip install packaging)")
 
 from . import delta, label, writer
 from .build import build
@@ -21,7 +24,7 @@ from .errors import GraftError
 from .fetch import INSTALLED, open_base
 from .patch import patch
 from .releases import DEFAULT_BASE, RELEASES
-from .source import installed_version
+from .source import check_installed, installed_version
 from .verify import verify
 
 BASE_HELP = "a version, the path of an upstream wheel, or 'installed' (default: %(default)s)"
@@ -31,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m graft",
         description="Graft the workspace fork onto a FlashInfer release: a drop-in wheel.",
-        epilog="Exit status: 0 done, 1 the installed wheel or a command it runs failed, "
-        "2 bad input (one line on stderr, nothing written).",
+        epilog="Exit status: 0 done, 2 bad input (on stderr one line, and under it a line for each "
+        "problem in a file; nothing is written).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -67,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verify(wheel: Path, *, as_json: bool) -> None:
     if not wheel.is_file():
-        raise GraftError(f"{wheel}: no such file")
+        raise GraftError(f"{wheel}: {'not a file' if wheel.exists() else 'no such file'}")
     proofs = verify(wheel)
     if as_json:
         print(json.dumps({"wheel": str(wheel), "proofs": [asdict(proof) for proof in proofs]}))
@@ -146,12 +149,16 @@ def _install(base: str | None, *, allow_unknown: bool) -> int:
         done = _run(*pip, "install", "--no-deps", "--force-reinstall", "-q", str(built.wheel))
         if done:
             raise GraftError(f"pip install ended with {done}; the wheel was not installed")
-        _verify(built.wheel, as_json=False)
+    print(f"verified: installed files as in RECORD: {check_installed()}")
     script = shutil.which("flashinfer", path=str(Path(sys.executable).parent))
     show = (script,) if script else (sys.executable, "-m", "flashinfer")
-    if _run(*show, "show-config"):
-        print("graft: installed and verified, but `flashinfer show-config` failed", file=sys.stderr)
-        return 1
+    status = _run(*show, "show-config")
+    if status:
+        # The release's own command; it wants torch, and a network where checksums are not cached.
+        print(
+            f"graft: installed and verified; `flashinfer show-config` ended with {status}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -175,15 +182,26 @@ def main(arguments: list[str] | None = None) -> int:
             case "install":
                 return _install(given.base, allow_unknown=unknown)
             case "label":
-                print(f"ws.{label.CURRENT} {label.delta_sha256()}")
+                row = label.at_hand()
+                print(f"{label.CURRENT}: Label(runtime={row.runtime!r}, delta={row.delta!r})")
         sys.stdout.flush()
     except GraftError as error:
         print(f"graft: {error}", file=sys.stderr)
+        return 2
+    except (RecursionError, MemoryError) as error:
+        print(f"graft: too deeply nested or too large ({type(error).__name__})", file=sys.stderr)
+        return 2
+    except UnicodeEncodeError as error:
+        print(f"graft: cannot print {error.object!r} in {error.encoding}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of a patch went away; nothing of ours is half-written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"graft: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("graft: interrupted, nothing was written", file=sys.stderr)
         return 130

@@ -31,7 +31,8 @@ def build_wheel(
     try:
         built = build(base_from(config_settings), Path(wheel_directory))
     except GraftError as error:
-        sys.exit(f"graft: {error}")
+        print(f"graft: {error}", file=sys.stderr)
+        sys.exit(2)
     print(built.as_text())
     return built.wheel.name
 

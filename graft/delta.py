@@ -208,7 +208,7 @@ def _provenance(
     body = {
         "tool": TOOL,
         "label": f"ws.{label.CURRENT}",
-        "delta_sha256": label.delta_sha256(),
+        "delta_sha256": label.at_hand().delta,
         "base": {
             "version": source.version,
             "known": source.release is not None,

@@ -25,7 +25,10 @@ def cache_folder() -> Path:
     """Where fetched wheels stay: ``$FLASHINFER_GRAFT_CACHE``, else below the user's cache."""
     if named := os.environ.get("FLASHINFER_GRAFT_CACHE"):
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise GraftError("no home folder for fetched wheels: set FLASHINFER_GRAFT_CACHE") from None
     return Path(base) / "flashinfer-gemm-workspace"
 
 
@@ -40,6 +43,7 @@ def fetch(version: str, *, allow_unknown: bool = False) -> Path:
         raise GraftError(
             f"{version!r} is neither a version, nor a wheel that exists, nor {INSTALLED!r}"
         ) from None
+    version = str(parsed)
     if parsed < FIRST_AFFECTED or (version not in RELEASES and not allow_unknown):
         hint = "" if parsed < FIRST_AFFECTED else ", or pass --unknown-release"
         raise GraftError(
@@ -48,16 +52,19 @@ def fetch(version: str, *, allow_unknown: bool = False) -> Path:
         )
     name = f"flashinfer_python-{version}-py3-none-any.whl"
     cached = cache_folder() / name
-    if cached.is_file() and _is_pinned(cached, version):
-        return cached
     try:
+        if cached.is_file() and _is_pinned(cached, version):
+            return cached
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent, prefix=".fetch-") as folder:
             _download(version, folder)
             (wheel,) = Path(folder).glob("*.whl")
             os.replace(wheel, cached)
     except OSError as error:
-        raise GraftError(f"cannot keep a wheel in {cached.parent}: {error.strerror}") from None
+        raise GraftError(
+            f"cannot keep a wheel in {cached.parent} ({error.strerror}); "
+            "set FLASHINFER_GRAFT_CACHE to a folder that can be written"
+        ) from None
     except ValueError:
         raise GraftError(f"pip fetched no wheel of {DISTRIBUTION} {version}") from None
     return cached
@@ -104,7 +111,7 @@ def open_base(base: str, *, allow_unknown: bool = False) -> Iterator[Source]:
             yield source
         return
     path = Path(base)
-    if not (base.endswith(".whl") or path.exists() or os.sep in base):
+    if not (base.endswith(".whl") or path.is_file() or os.sep in base):
         path = fetch(base, allow_unknown=allow_unknown)
     with open_wheel(path, allow_unknown=allow_unknown) as source:
         yield source

@@ -2,20 +2,37 @@
 
 pip and uv do not reinstall an equal version, so two different deltas must never share a label.
 A row of ``LABELS`` whose wheel has left this repository is never changed; a new delta gets the
-next number (``python -m graft label`` prints the digest of the delta at hand).
+next number (``python -m graft label`` prints the row of the delta at hand).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "flashinfer" / "gemm_workspace"
+#: Modules of the build that decide what a grafted wheel holds.
+DECIDING = ("module", "delta", "releases", "record", "source", "writer")
 
-#: label number -> digest of the runtime and the edits that it stands for
+
+@dataclass(frozen=True)
+class Label:
+    """What a label stands for."""
+
+    #: Of the files that are laid over the release; the verifier checks a wheel against it.
+    runtime: str
+    #: Of those, the edits, and the modules of the build that decide what a wheel holds.
+    delta: str
+
+
 LABELS = {
-    1: "4901606618ef3b75ac7426382c8f9ab7174d2912f9595cb94a2cdae47e19ef60",
+    1: Label(
+        runtime="948726f2c50b35e2c1b34d545b03638c5b91b3cf94de5d77c75db62da3352ebe",
+        delta="3078aface0884956baac98d4dbc4af7b2868863e77b80d1649d534277373f073",
+    ),
 }
 CURRENT = max(LABELS)
 
@@ -29,17 +46,24 @@ def runtime_files() -> dict[str, bytes]:
     return dict(sorted(files.items()))
 
 
-def delta_sha256() -> str:
-    """Hash over everything that decides what a grafted wheel holds beside its base."""
+def digest(hashes: Mapping[str, str]) -> str:
+    """One hash for files given by path and sha256.
+
+    >>> digest({"a": "1", "b": "2"}) == digest({"b": "2", "a": "1"})
+    True
+    """
+    lines = "".join(f"{path} {sha256}\n" for path, sha256 in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def at_hand() -> Label:
+    """The label row of this checkout."""
     graft = Path(__file__).resolve().parent
-    files = runtime_files()
-    for path in [
-        *sorted((graft / "edits").glob("*.py")),
-        graft / "module.py",
-        graft / "delta.py",
-    ]:
-        files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
-    digest = hashlib.sha256()
-    for name, data in sorted(files.items()):
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()
+    runtime = _hashes(runtime_files())
+    deciding = [*sorted((graft / "edits").glob("*.py")), *(graft / f"{m}.py" for m in DECIDING)]
+    build = _hashes({path.relative_to(ROOT).as_posix(): path.read_bytes() for path in deciding})
+    return Label(runtime=digest(runtime), delta=digest({**runtime, **build}))
+
+
+def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}

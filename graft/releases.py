@@ -70,6 +70,7 @@ def _counts(
     builds: int = 9,
     retries: bool = False,
     executes: int = 8,
+    executes_grouped: int = 3,
     gate: int,
 ) -> Counts:
     two = {_BF16_FP4: 2} if bf16_fp4 else {}
@@ -89,7 +90,7 @@ def _counts(
         "cache-buffers": {_UTILS: getters},
         "plan-builds": {_GEMM: builds, **two, _GROUPED: 3},
         "retries": {_GEMM: 5, _BF16_FP4: 1} if retries else {},
-        "plan-lifetime": {_GEMM: executes, **two, _GROUPED: 3},
+        "plan-lifetime": {_GEMM: executes, **two, _GROUPED: executes_grouped},
         "sm12x-gate": {_GEMM: gate},
     }
 
@@ -176,6 +177,7 @@ _F0704 = Family(
         getters=2,
         builds=11,
         executes=9,
+        executes_grouped=5,
         gate=3,
     )
 )

@@ -6,6 +6,7 @@ Both doors give the same :class:`Source`, checked against its RECORD in both dir
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import re
@@ -129,6 +130,8 @@ def _check_names(names: Iterable[str]) -> None:
         if name in seen:
             problems.append(f"{name}: is there twice")
         seen.add(name)
+    folders = {str(parent) for name in seen for parent in PurePosixPath(name).parents}
+    problems += [f"{name}: is both a file and a folder" for name in sorted(seen & folders)]
     if problems:
         raise GraftError("the archive has paths that no wheel may have", problems)
 
@@ -262,6 +265,20 @@ def installed_version() -> str:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         raise GraftError(f"{DISTRIBUTION} is not installed in this environment") from None
+
+
+def check_installed() -> int:
+    """Hash the files installed in this environment against their RECORD; say how many.
+
+    Raises GraftError with every file that is missing or altered.
+    """
+    importlib.invalidate_caches()
+    distribution = importlib.metadata.distribution(DISTRIBUTION)
+    rows = [row for row in record.parse(distribution.read_text("RECORD") or "") if row.hash]
+    root = Path(str(distribution.locate_file("")))
+    names = {row.path for row in rows if (root / row.path).is_file()}
+    _check_record(rows, names, "", FolderStore(root))
+    return len(rows)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import UNREADABLE, GraftError
+from .label import LABELS, digest
 from .releases import RELEASES
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -46,6 +47,8 @@ def verify(wheel: Path | BinaryIO) -> list[Proof]:
 
 #: The proof that every table of releases shows.
 SITES_LEFT = "growing sites left"
+#: What the fork adds to a release.
+RUNTIME = "flashinfer/gemm_workspace/"
 #: Where the runtime lists its lanes.
 LANE_NAMES = "flashinfer/gemm_workspace/names.py"
 #: Where the buffer cache is.
@@ -145,6 +148,7 @@ class _Check:
             self.provenance = json.loads(self.archive.read(f"{self.folder}/graft.json"))
             self.check_record()
             self.check_untouched()
+            self.check_runtime()
         except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
             raise GraftError(
                 f"{self.folder}: graft.json or RECORD is malformed ({error!r})"
@@ -217,6 +221,23 @@ class _Check:
             len(hashes) - len(self.provenance["changed"]),
             f"flashinfer/data: {data}",
         )
+
+    def check_runtime(self) -> None:
+        """What was added is the runtime that the wheel's label stands for."""
+        name = str(self.provenance["label"])
+        number = name.removeprefix("ws.")
+        files = {p: h for p, h in self.hashes.items() if p.startswith(RUNTIME)}
+        added = {p for p in self.provenance["added"] if not p.startswith(f"{self.folder}/")}
+        if added != set(files):
+            self.problems.append(f"files are added outside {RUNTIME}: {sorted(added - set(files))}")
+        if not number.isdigit() or int(number) not in LABELS:
+            self.problems.append(f"label {name!r} is not known here: {sorted(LABELS)}")
+        elif digest(files) != LABELS[int(number)].runtime:
+            self.problems.append(
+                f"{RUNTIME} is not the one of {name}: "
+                f"digest {digest(files)}, wanted {LABELS[int(number)].runtime}"
+            )
+        self.prove(f"files of the runtime, as {name} has them", len(files))
 
     # -- modules -------------------------------------------------------------------------------
 
@@ -362,6 +383,23 @@ class _Check:
         if not held:
             self.problems.append("no function executes a cuDNN plan")
         self.prove("executions that hold their plan, under the device's lock", held)
+        self.check_handles()
+
+    def check_handles(self) -> None:
+        """The handle is shared: whoever fetches it, and so sets its stream, has the lock."""
+        getters = ("_get_cudnn_handle", "_get_handle")
+        locked = 0
+        for path, module in self.modules(*(getter.encode() for getter in getters)):
+            for function, calls in module.callers(*getters):
+                if function is not None and function.name in getters:
+                    continue
+                found = set() if function is None else set(_decorators(function))
+                if found & {"device_locked", "guard_plan_build"}:
+                    locked += 1
+                else:
+                    where = f"{path}:{calls[0].lineno}"
+                    self.problems.append(f"{where}: uses the shared handle without the lock")
+        self.prove("users of the shared handle, under the device's lock", locked)
 
     def check_default_size(self) -> None:
         sizes = []

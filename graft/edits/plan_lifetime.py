@@ -6,10 +6,12 @@ import ast
 
 from ..module import Found, Function, Module, Site, body_without_docstring, calls
 from .base import Edit, in_gemm
+from .plan_builds import is_cached
 
 #: The fork's version of upstream's retention (0.7.2 on).
 OURS = "_retain_cudnn_graph_if_capturing"
-HOME = "flashinfer/gemm/gemm_base.py"
+#: They return the handle that all threads of a device share, bound to the current stream.
+HANDLE_GETTERS = ("_get_cudnn_handle", "_get_handle")
 
 
 def executions(module: Module) -> list[ast.Call]:
@@ -18,6 +20,17 @@ def executions(module: Module) -> list[ast.Call]:
         call
         for call in module.calls("execute", "execute_plan_at_index")
         if any(keyword.arg == "handle" for keyword in call.keywords)
+    ]
+
+
+def handle_users(module: Module) -> list[Function]:
+    """Functions that fetch the shared handle and run no plan: fetching sets its stream."""
+    return [
+        function
+        for function, _ in module.by_function(module.calls(*HANDLE_GETTERS))
+        if function is not None
+        and function.name not in HANDLE_GETTERS
+        and not is_cached(function)  # a builder: the guard takes the lock
     ]
 
 
@@ -49,6 +62,16 @@ def find(module: Module, own_lengths: frozenset[str]) -> Found:
                 if made is None
                 else module.insert_after(made, hold)
             )
+    executing = {id(function) for function, _ in module.by_function(executions(module))}
+    for function in handle_users(module):
+        if id(function) in executing:
+            continue
+        if "a" not in [a.arg for a in function.args.args]:
+            found.not_understood.append(Site(function.lineno, f"{function.name}: uses a handle"))
+            continue
+        found.sites.append(Site(function.lineno, f"handle in {function.name}"))
+        found.splices.append(module.insert_before(function, "@device_locked"))
+        found.imports.add("device_locked")
     for definition in module.definitions(frozenset({OURS})):
         found.sites.append(Site(definition.lineno, f"upstream's {OURS}"))
         found.splices.append(module.remove_definition(definition))
@@ -62,6 +85,6 @@ EDIT = Edit(
     hazards=("A9", "A10", "A14", "A29"),
     upstream="flashinfer#4827 (keeps every plan for ever, 8 of 13 functions), in 0.7.2",
     in_scope=in_gemm,
-    marks=(b".execute", OURS.encode()),
+    marks=(b".execute", OURS.encode(), *(name.encode() for name in HANDLE_GETTERS)),
     find=find,
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from wheelfile import ROOT, graft, read
 
-from graft.label import CURRENT
+from graft.label import CURRENT, LABELS
 from graft.record import row_of
 from graft.releases import DEFAULT_BASE, RELEASES
 
@@ -315,14 +315,18 @@ def test_releases_as_json() -> None:
 def test_label(repository: Path) -> None:
     done = graft("label", root=repository)
     assert (done.returncode, done.stderr) == (0, "")
-    name, digest = done.stdout.split()
-    assert name == f"ws.{CURRENT}"
-    assert len(bytes.fromhex(digest)) == 32
+    assert done.stdout.strip() == f"{CURRENT}: {LABELS[CURRENT]!r}"
 
 
 def test_label_follows_the_delta(repository: Path, tmp_path: Path) -> None:
     before = graft("label", root=repository).stdout
-    for path in ("flashinfer/gemm_workspace/names.py", "graft/edits/retries.py", "graft/delta.py"):
+    for path in (
+        "flashinfer/gemm_workspace/names.py",
+        "graft/edits/retries.py",
+        "graft/delta.py",
+        "graft/releases.py",
+        "graft/writer.py",
+    ):
         copy = copy_of_repository(tmp_path / path.replace("/", "-"))
         with (copy / path).open("a") as out:
             out.write("# more\n")

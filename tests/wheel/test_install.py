@@ -198,14 +198,15 @@ def command(bare: Environment, base: Path) -> Iterator[Callable[..., CompletedPr
 
 def test_install_command(based: Environment, command: Callable[..., CompletedProcess[str]]) -> None:
     done = command()
-    # `flashinfer show-config` needs torch, which is not here.
-    assert done.returncode == 1, done.stdout + done.stderr
+    # `flashinfer show-config` needs torch, which is not here: said, and no failure of ours.
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "ModuleNotFoundError: No module named" in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "graft: installed and verified, but `flashinfer show-config` failed"
+        "graft: installed and verified; `flashinfer show-config` ended with 1"
     )
     assert done.stdout.startswith(f"{BASE} -> {FORK}\n")
-    assert "\nverified: growing sites left: 0" in done.stdout
+    assert "\n  verified: growing sites left: 0" in done.stdout
+    assert "\nverified: installed files as in RECORD: " in done.stdout
     assert based.version() == FORK
 
 

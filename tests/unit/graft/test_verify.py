@@ -277,8 +277,23 @@ def test_tampered(modules: Members, path: str, pattern: str, text: str, told: st
 def test_a_lane_that_the_runtime_does_not_have(modules: Members) -> None:
     changed = once(modules[NAMES], '"mm_bf16_workspace"', '"mm_bf16_wrong"')
     problems = problems_of(with_provenance({**modules, NAMES: changed}, modules))
-    assert f"{GEMM}:" in problems[1]
-    assert "a lane the runtime lacks" in problems[1]
+    assert "is not the one of ws." in problems[1]
+    assert f"{GEMM}:" in problems[2]
+    assert "a lane the runtime lacks" in problems[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("flashinfer/gemm_workspace/lanes.py", "\nworkspace.resize_(size)\n"),
+        ("flashinfer/gemm_workspace/more.py", "raise SystemExit\n"),
+    ],
+)
+def test_another_runtime(modules: Members, path: str, text: str) -> None:
+    """What was added is what this label stands for, whatever provenance and RECORD say."""
+    changed = {**modules, path: modules.get(path, b"") + text.encode()}
+    (_, problem) = problems_of(with_provenance(changed, modules))
+    assert "flashinfer/gemm_workspace/ is not the one of ws." in problem
 
 
 def test_no_code_of_the_wheel_is_run(modules: Members, tmp_path: Path) -> None:
