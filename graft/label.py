@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="948726f2c50b35e2c1b34d545b03638c5b91b3cf94de5d77c75db62da3352ebe",
-        delta="3078aface0884956baac98d4dbc4af7b2868863e77b80d1649d534277373f073",
+        runtime="9a9b6fc9e27639f4132c6c9023c7c80dc65b9bf29454c63f29b0ddc0a1f44933",
+        delta="e22a9fc95af26079b60f9d09e1246de900528168324911ec1dbc6c3bf00f77eb",
     ),
 }
 CURRENT = max(LABELS)

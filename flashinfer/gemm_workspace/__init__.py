@@ -3,12 +3,14 @@
 Laid over a FlashInfer release, whose edited modules call the names below. It imports no other
 flashinfer module and no third-party one but torch, and importing it makes no CUDA call.
 
-Data flows one way: ``device`` (the machine) <- ``storage`` (blocks) <- ``state`` (what is known)
-<- ``lanes``, ``cache``, ``plans``, ``execution``, ``gate`` (the policy) <- ``control`` (operators).
+Data flows one way: ``driver``, ``torch_internals``, ``captures`` <- ``device`` (the machine) <-
+``arena``, ``storage`` (memory) <- ``state`` (what is known) <- ``growth``, ``holds``, ``lanes``,
+``cache``, ``plans``, ``execution``, ``gate`` (the policy) <- ``control`` (operators).
 """
 
+from . import captures, holds
 from .cache import cache_buffer
-from .control import reserve, stats
+from .control import reserve, seal, stats
 from .errors import (
     CudnnCaptureUnsafeError,
     CudnnPlanBuildInCaptureError,
@@ -17,6 +19,7 @@ from .errors import (
 )
 from .execution import _retain_cudnn_graph_if_capturing, device_locked
 from .gate import gate_sm12x_cudnn
+from .holds import collect
 from .lanes import _gemm_workspace_at_least, lane_workspace, reserve_lane
 from .names import LANE_BYTES, is_lane
 from .plans import (
@@ -36,6 +39,7 @@ __all__ = [
     "_gemm_workspace_at_least",
     "_retain_cudnn_graph_if_capturing",
     "cache_buffer",
+    "collect",
     "create_cudnn_handle",
     "device_locked",
     "gate_sm12x_cudnn",
@@ -44,6 +48,10 @@ __all__ = [
     "lane_workspace",
     "reserve",
     "reserve_lane",
+    "seal",
     "stats",
     "use_device",
 ]
+
+captures.before_begin = holds.before_capture
+captures.install()

@@ -6,16 +6,32 @@ entries is held here, so that an outgrown or cleared buffer stays valid for whoe
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from . import state as _state
 from . import torch_internals
-from .growth import grow
+from .device import Device
+from .growth import Asker, grow
 from .lanes import reserve_lane
 from .names import is_lane
-from .storage import Storage
+from .storage import Blocks
 
 Cache = dict[tuple[str, torch.device], torch.Tensor]
+
+# In place of a capture's id, which nobody here needs.
+CAPTURING = -1
+
+
+def _allocate(
+    device: Device, index: int, zero_init: bool, nbytes: int, capturing: bool
+) -> torch.Tensor:
+    """Under capture a block of torch's allocator would belong to that graph's pool: a plain
+    buffer is the driver's then. A zeroed one is such a block, zeroed again by each replay."""
+    if capturing and not zero_init:
+        return device.allocate(index, nbytes, True)
+    return device.allocate_torch(index, nbytes)
 
 
 def cache_buffer(
@@ -47,19 +63,13 @@ def cache_buffer(
     with state.lock:
         storage = state.buffers.get((name, index))
         if storage is None:
-            storage = Storage()
+            storage = Blocks(functools.partial(_allocate, state.device, index, zero_init))
         fresh = storage.nbytes < max(nbytes, 1)
         if fresh:
-            key = ("cache", index)
-            grow(
-                state,
-                storage,
-                max(nbytes, 1),
-                name=name,
-                key=key,
-                index=index,
-                recorded=zero_init,
-            )
+            stream = state.device.raw_stream(index)
+            capture = CAPTURING if state.device.is_capturing(index) else None
+            asker = Asker(name, name, ("cache", index), index, stream, capture)
+            grow(state, storage, max(nbytes, 1), asker)
             state.buffers[name, index] = storage
         buffer = storage.cut(nbytes)
         if zero_init and not fresh:

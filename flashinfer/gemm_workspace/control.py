@@ -1,4 +1,4 @@
-"""For operators: make room ahead, and see what there is."""
+"""For operators: make room ahead, close the door, and see what there is."""
 
 from __future__ import annotations
 
@@ -8,42 +8,69 @@ import torch
 
 from . import state as _state
 from .growth import device_name
-from .lanes import grow_lane, lane_key, raise_floor
+from .holds import collect
+from .lanes import map_ahead
+from .state import Lane, State
+from .storage import Storage
 
 
-def reserve(nbytes: int, device: torch.device | str | None = None) -> None:
-    """Grow the current stream's lanes to ``nbytes``, and start later ones of the device there.
+def reserve(nbytes: int, device: torch.device | str | None = None, lanes: int = 1) -> None:
+    """Map memory ahead: ``lanes`` spare workspaces of at least ``nbytes`` bytes each.
 
-    ``device`` is the current one unless given. Raises :class:`GemmWorkspaceError`, under capture
-    :class:`CudnnWorkspaceTooSmallInCaptureError`; later lanes are then as before.
+    A new lane, also one under capture or after :func:`seal`, takes a spare one before it maps
+    anything. The lanes that the current stream has already grow to ``nbytes`` as well. Asking
+    again for what is there does nothing. ``device`` is the current one unless given.
+
+    How many: one for each stream that runs GEMMs, and one for each stream under capture of each
+    graph pool; times the ops used, where ops do not share (``stats()["sharing"]``).
+
+    Raises :class:`GemmWorkspaceError`, under capture
+    :class:`CudnnWorkspaceTooSmallInCaptureError`; what was mapped by then stays spare. Raises
+    ValueError for a number that is none.
     """
+    for what, number in (("nbytes", nbytes), ("lanes", lanes)):
+        if not isinstance(number, int) or number < 0:
+            raise ValueError(f"{what} is {number!r}, wanted a number of at least 0")
     state = _state.current
     index: int | None = state.device.current_index()
     if device is not None:
         index = state.device.index_of(torch.device(device))
     if index is None:
         raise ValueError(f"device {device} has no lanes, wanted a CUDA device or the CPU")
-    key = lane_key(state.device, index)
+    collect()
     with state.lock:
-        for lane in list(state.lanes.values()):
-            if lane.key == key and lane.storage.nbytes < nbytes:
-                grow_lane(state, lane, nbytes)
-        raise_floor(state, None, index, nbytes)
+        map_ahead(state, index, nbytes, lanes)
+
+
+def seal(sealed: bool = True) -> None:
+    """From now on, mapping memory for a lane is an error, or a line in the log.
+
+    Which of the two: ``FLASHINFER_GEMM_WORKSPACE_SEAL_POLICY``. What is mapped, spare
+    workspaces included, is used as before. ``sealed=False`` opens again. The release's other
+    cached buffers are not sealed.
+    """
+    _state.current.sealed = sealed
 
 
 def stats() -> dict[str, Any]:
-    """What the runtime holds. All sizes in bytes."""
+    """What the runtime holds. All sizes in bytes.
+
+    ``lanes``: workspaces in use, with the graphs that hold them. ``spare``: mapped and unused
+    (``dirty``: usable after the next synchronisation). ``storage`` by device: ``arena``, or
+    ``blocks`` where memory cannot be mapped behind an address. ``sharing`` by device: whether
+    ops share. ``growths``: the last 256. ``plans_kept_for_process``: plans that could not be
+    tied to a graph.
+    """
     state = _state.current
+    collect()
     with state.lock:
-        lanes = [
-            {
-                "name": lane.name,
-                "device": device_name(lane.index),
-                "key": lane.key,
-                "bytes": lane.storage.nbytes,
-                "kept_bytes": lane.storage.kept_bytes,
-            }
-            for lane in state.lanes.values()
+        lanes = [_lane(lane) for lane in state.lanes.values()]
+        spare = [
+            {"device": device_name(index), "bytes": storage.nbytes, "dirty": dirty}
+            for dirty, places in ((False, state.free), (True, state.dirty))
+            for index, storages in places.items()
+            for storage in storages
+            if storage.nbytes
         ]
         buffers = [
             {
@@ -54,12 +81,47 @@ def stats() -> dict[str, Any]:
             }
             for (name, index), storage in state.buffers.items()
         ]
-        kept = [*(lane.storage for lane in state.lanes.values()), *state.buffers.values()]
+        plans = {id(plan) for hold in state.holds.values() for plan in hold.plans.values()}
         return {
             "lanes": lanes,
+            "spare": spare,
             "buffers": buffers,
-            "kept_bytes": sum(storage.kept_bytes for storage in kept),
-            "growths": list(state.growths),
-            "plans_held": len(state.held_plans),
+            "lane_bytes": sum(each.nbytes + each.kept_bytes for _, each in _lane_storages(state)),
+            "kept_bytes": sum(
+                each.kept_bytes
+                for each in (*(each for _, each in _lane_storages(state)), *state.buffers.values())
+            ),
+            "storage": {
+                device_name(index): storage.kind for index, storage in _lane_storages(state)
+            },
+            "sharing": {device_name(index): shares for index, shares in state.sharing.items()},
+            "sealed": state.sealed,
+            "growths": [growth.as_dict() for growth in state.growths],
+            "graphs_alive": len(state.holds),
+            "graphs_untied": sum(hold.tie is None for hold in state.holds.values()),
+            "plans_held": len(plans | state.kept_plans.keys()),
+            "plans_kept_for_process": len(state.kept_plans),
             "builds_refused": state.builds_refused,
         }
+
+
+def _lane_storages(state: State) -> list[tuple[int, Storage]]:
+    used = [(lane.index, lane.storage) for lane in state.lanes.values()]
+    places = (state.free, state.dirty)
+    unused = [
+        (index, each) for place in places for index, storages in place.items() for each in storages
+    ]
+    return used + unused
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    return {
+        "name": lane.part,
+        "device": device_name(lane.index),
+        "kind": "capture" if lane.captured else "stream",
+        "key": lane.key,
+        "storage": lane.storage.kind,
+        "bytes": lane.storage.nbytes,
+        "kept_bytes": lane.storage.kept_bytes,
+        "graphs": len(lane.users),
+    }

@@ -1,20 +1,66 @@
-"""The device as the policy sees it: a protocol, and the real device behind it."""
+"""The device as the policy sees it: a protocol, and the real device behind it.
+
+The policy reaches nothing of the machine but through :class:`Device`, so that the same code runs
+over a simulated one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from . import driver, torch_internals
+from . import captures, driver, torch_internals
+from .errors import DriverError, DriverUnavailable
 
 # Index of the CPU: one lane a name, no streams, no captures.
 CPU = -1
 
 
+class Capture(NamedTuple):
+    """A capture in progress. ``id`` is unique for the life of the process."""
+
+    id: int
+    graph: int  # handle of the graph that is captured into
+
+
+class Tie(Protocol):
+    """A token that a captured graph holds."""
+
+    def released(self) -> bool:
+        """Whether the graph, all that was instantiated from it and every running replay are
+        gone. Stays true."""
+
+
+class Range(Protocol):
+    """Reserved device addresses, mapped from the first on. What is mapped stays mapped."""
+
+    @property
+    def address(self) -> int:
+        """The first address; fixed for life."""
+
+    @property
+    def nbytes(self) -> int:
+        """Reserved bytes, a multiple of ``granularity``."""
+
+    @property
+    def granularity(self) -> int:
+        """Bytes that a mapping is a multiple of."""
+
+    def map(self, offset: int, nbytes: int) -> None:
+        """Put zeroed memory behind ``nbytes`` bytes from ``offset`` on, on any thread, capturing
+        or not. All or nothing. Raises DriverOutOfMemory, DriverError or DriverUnavailable."""
+
+    def tensor(self, nbytes: int) -> torch.Tensor:
+        """The first ``nbytes`` bytes, all of them mapped, as uint8 usable in any mode."""
+
+
 class Device(Protocol):
     """Everything that the policy asks of the machine. An index is a CUDA ordinal or ``CPU``."""
+
+    # Where a call runs. -------------------------------------------------------------------------
 
     def index_of(self, device: torch.device) -> int | None:
         """Index behind ``device``; ``None`` for a kind that has no lanes (meta, xpu)."""
@@ -28,22 +74,63 @@ class Device(Protocol):
     def raw_stream(self, index: int) -> int:
         """Handle of the stream that is current on device ``index``."""
 
-    def capture_id(self, index: int, stream: int) -> int:
-        """Id of the capture of ``stream``. Raises DriverUnavailable."""
+    def stream_key(self, index: int, stream: int) -> Hashable:
+        """What tells ``stream``, current on ``index``, from one made later at its handle."""
 
-    def allocate_eager(self, index: int, nbytes: int) -> torch.Tensor:
-        """``nbytes`` zeroed bytes, ordered on the current stream. Raises MemoryError or
+    # Captures. ----------------------------------------------------------------------------------
+
+    def capture(self, index: int, stream: int) -> Capture:
+        """The capture of ``stream``. Raises DriverUnavailable, DriverError, and
+        CudnnCaptureUnsafeError if the capture is no longer valid."""
+
+    def pool_of(self, capture_id: int) -> Hashable | None:
+        """Key of the pool that the capture was begun with; ``None`` if nobody saw it begin.
+
+        A capture begun without a pool has a key of its own, which later captures into its pool
+        have as well.
+        """
+
+    def captures_running(self) -> int:
+        """How many captures are known to run in the process."""
+
+    def tie(self, graph: int) -> Tie:
+        """A token held by ``graph``. Raises DriverUnavailable or DriverError."""
+
+    # Memory; all sizes in bytes. ----------------------------------------------------------------
+
+    def new_range(self, index: int, nbytes: int) -> Range | None:
+        """A range of at least ``nbytes`` addresses, nothing mapped; ``None`` where the device
+        cannot. Raises DriverOutOfMemory or DriverError."""
+
+    def allocate(self, index: int, nbytes: int, capturing: bool) -> torch.Tensor:
+        """``nbytes`` zeroed bytes of no pool, nothing recorded, never freed.
+
+        Where the driver cannot be reached: torch's memory outside a capture, DriverUnavailable
+        under one. Raises DriverOutOfMemory, DriverError, MemoryError or torch.OutOfMemoryError.
+        """
+
+    def allocate_torch(self, index: int, nbytes: int) -> torch.Tensor:
+        """``nbytes`` zeroed bytes of torch's allocator, ordered on the current stream; under
+        capture of that graph's pool, and zeroed again by each replay. Raises MemoryError or
         torch.OutOfMemoryError."""
 
-    def allocate_in_capture(self, index: int, nbytes: int) -> torch.Tensor:
-        """``nbytes`` zeroed bytes of no pool, nothing recorded. Raises DriverUnavailable or
-        DriverError."""
+    def release_idle(self, index: int) -> int:
+        """Give back what torch's allocator holds and nobody uses; how much that was."""
 
     def free_bytes(self, index: int) -> int | None:
-        """Bytes that the driver could hand out, or ``None`` if it does not say."""
+        """What the driver could hand out, or ``None`` if it does not say."""
 
     def idle_bytes(self, index: int) -> int:
-        """Bytes that torch's allocator holds and nobody uses."""
+        """What torch's allocator holds and nobody uses."""
+
+    def total_bytes(self, index: int) -> int:
+        """Memory of the device."""
+
+    # Modes. -------------------------------------------------------------------------------------
+
+    def synchronize(self, index: int) -> None:
+        """Wait for all work of device ``index``. Never called while a capture is known to run.
+        Raises DriverUnavailable or DriverError."""
 
     def relaxed(self) -> AbstractContextManager[None]:
         """RELAXED capture mode for this thread, as far as the driver can be reached."""
@@ -53,6 +140,12 @@ class Device(Protocol):
 
     def capability(self, index: int) -> tuple[int, int]:
         """Compute capability (major, minor)."""
+
+
+# On the way of every call, so bound once.
+_here = torch_internals.current_device
+_capturing = torch_internals.is_current_stream_capturing
+_raw_stream = torch_internals.raw_stream
 
 
 def _cuda_in_use() -> bool:
@@ -72,37 +165,139 @@ class _Memory:
         }
 
 
+def _wrap(index: int, address: int, nbytes: int) -> torch.Tensor:
+    # Outside inference mode, or it could never be written by a later call outside it.
+    with torch.inference_mode(False):
+        return torch.as_tensor(_Memory(address, nbytes), device=f"cuda:{index}")
+
+
+class _CudaRange:
+    """A range of the driver's virtual memory management."""
+
+    def __init__(self, index: int, nbytes: int) -> None:
+        self._index = index
+        self.granularity = driver.granularity(index)
+        self.nbytes = -(-nbytes // self.granularity) * self.granularity
+        self.address = driver.reserve_addresses(index, self.nbytes)
+
+    def map(self, offset: int, nbytes: int) -> None:
+        driver.map_memory(self._index, self.address + offset, nbytes)
+
+    def tensor(self, nbytes: int) -> torch.Tensor:
+        return _wrap(self._index, self.address, nbytes)
+
+
 class CudaDevice:
     """The devices of this process."""
 
+    def __init__(self) -> None:
+        # Whether a device can map memory, by index: probed once, for real.
+        self._maps: dict[int, bool] = {}
+        # Streams that live as long as the process, by (index, handle): the handle says it all.
+        self._lasting: set[tuple[int, int]] = set()
+        # Devices that name their index: reading a torch.device costs more than hashing it.
+        self._indices: dict[torch.device, int] = {}
+
     def index_of(self, device: torch.device) -> int | None:
-        kind = device.type
-        if kind == "cuda":
-            index = device.index
-            return index if index is not None else torch.cuda.current_device()
-        return CPU if kind == "cpu" else None
+        known = self._indices.get(device)
+        if known is not None:
+            return known
+        if device.type == "cuda":
+            if device.index is None:
+                return torch.cuda.current_device()
+            self._indices[device] = device.index
+            return device.index
+        return CPU if device.type == "cpu" else None
 
     def current_index(self) -> int:
         return torch.cuda.current_device() if _cuda_in_use() else CPU
 
     def is_capturing(self, index: int) -> bool:
+        if _here() == index:
+            return _capturing()
         if index == CPU:
             return False
-        here = torch_internals.current_device
-        if here is None or here() == index:
-            return torch.cuda.is_current_stream_capturing()
         # torch asks about the current device only.
         with torch.cuda.device(index):
-            return torch.cuda.is_current_stream_capturing()
+            return _capturing()
 
     def raw_stream(self, index: int) -> int:
-        return 0 if index == CPU else torch_internals.raw_stream(index)
+        return 0 if index == CPU else _raw_stream(index)
 
-    def capture_id(self, index: int, stream: int) -> int:  # noqa: ARG002
-        return driver.capture_id(stream)
+    def eager_stream(self, index: int) -> Hashable | None:
+        """``is_capturing``, ``raw_stream`` and ``stream_key`` in one call: the key of the current
+        stream, ``None`` if it captures."""
+        if _here() == index:
+            if _capturing():
+                return None
+            stream = _raw_stream(index)
+        elif self.is_capturing(index):
+            return None
+        else:
+            stream = self.raw_stream(index)
+        return stream if (index, stream) in self._lasting else self._learn_stream(index, stream)
 
-    def allocate_eager(self, index: int, nbytes: int) -> torch.Tensor:
-        # Outside inference mode, or the block could never be written by a later call outside it.
+    def lasts(self, index: int, stream: int) -> bool:
+        """Whether ``stream``, whose key was asked before, lives as long as the process."""
+        return (index, stream) in self._lasting
+
+    def stream_key(self, index: int, stream: int) -> Hashable:
+        if (index, stream) in self._lasting:
+            return stream
+        return self._learn_stream(index, stream)
+
+    def _learn_stream(self, index: int, stream: int) -> Hashable:
+        if index == CPU or torch_internals.current_stream_lasts(index):
+            self._lasting.add((index, stream))
+            return stream
+        # Somebody else's stream can be destroyed, and a new one made at its handle while the
+        # old one's last kernels still run. Asked at each call: the handle alone cannot tell.
+        try:
+            return ("id", driver.stream_id(stream))
+        except (DriverUnavailable, DriverError):  # before CUDA 12, or without cuda-python
+            return stream
+
+    def capture(self, index: int, stream: int) -> Capture:  # noqa: ARG002
+        return Capture(*driver.capture_info(stream))
+
+    def pool_of(self, capture_id: int) -> Hashable | None:
+        return captures.registry.pool_of(capture_id)
+
+    def captures_running(self) -> int:
+        return captures.registry.running()
+
+    def tie(self, graph: int) -> Tie:
+        return driver.tie(graph)
+
+    def new_range(self, index: int, nbytes: int) -> Range | None:
+        if index == CPU:
+            return None
+        maps = self._maps.get(index)
+        if maps is None:
+            maps = self._maps[index] = driver.can_map(index)
+        return _CudaRange(index, nbytes) if maps else None
+
+    def allocate(self, index: int, nbytes: int, capturing: bool) -> torch.Tensor:
+        if index == CPU:
+            return self.allocate_torch(index, nbytes)
+        try:
+            address = driver.allocate(index, nbytes)
+        except DriverUnavailable:
+            if capturing:
+                raise
+            block = self.allocate_torch(index, nbytes)
+            # Whoever had these bytes before, and the zeros, are ordered on this stream alone; the
+            # block may be spare and go to another.
+            with self.relaxed():
+                torch.cuda.current_stream(index).synchronize()
+            return block
+        try:
+            return _wrap(index, address, nbytes)
+        except BaseException:
+            driver.free(index, address)
+            raise
+
+    def allocate_torch(self, index: int, nbytes: int) -> torch.Tensor:
         with torch.inference_mode(False), self.device_guard(index), self.relaxed():
             if index != CPU:
                 return torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{index}")
@@ -111,14 +306,13 @@ class CudaDevice:
             except RuntimeError as error:  # torch has no type of its own for the CPU's
                 raise MemoryError(str(error)) from error
 
-    def allocate_in_capture(self, index: int, nbytes: int) -> torch.Tensor:
-        address = driver.allocate(index, nbytes)
-        try:
-            with torch.inference_mode(False):
-                return torch.as_tensor(_Memory(address, nbytes), device=f"cuda:{index}")
-        except BaseException:
-            driver.free(index, address)
-            raise
+    def release_idle(self, index: int) -> int:
+        if index == CPU:
+            return 0
+        before = torch.cuda.memory_reserved(index)
+        with self.device_guard(index), self.relaxed():
+            torch.cuda.empty_cache()
+        return before - torch.cuda.memory_reserved(index)
 
     def free_bytes(self, index: int) -> int | None:
         if index == CPU:
@@ -133,6 +327,13 @@ class CudaDevice:
         if index == CPU:
             return 0
         return torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+
+    def total_bytes(self, index: int) -> int:
+        return 0 if index == CPU else int(torch.cuda.get_device_properties(index).total_memory)
+
+    def synchronize(self, index: int) -> None:
+        if index != CPU:
+            driver.synchronize(index)
 
     def relaxed(self) -> AbstractContextManager[None]:
         return driver.relaxed() if _cuda_in_use() else nullcontext()

@@ -30,4 +30,16 @@ class DriverUnavailable(RuntimeError):
 
 
 class DriverError(RuntimeError):
-    """A CUDA driver call failed (internal; callers see a typed error)."""
+    """A CUDA driver call failed.
+
+    Outside a capture callers see it as it is when it is not for want of memory: a device that
+    is broken must not look like one that is full.
+    """
+
+
+class DriverOutOfMemory(DriverError):
+    """A CUDA driver call found no memory or no addresses (internal)."""
+
+
+#: What allocators raise for want of memory.
+NO_MEMORY = (DriverOutOfMemory, MemoryError, torch.OutOfMemoryError)

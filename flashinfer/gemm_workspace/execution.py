@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -11,6 +12,8 @@ import torch
 
 from . import scope
 from . import state as _state
+from .errors import DriverError, DriverUnavailable
+from .holds import hold_plan, keep_plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,30 +35,45 @@ def device_locked(function: Callable[P, R]) -> Callable[P, R]:
             "first operand so, or lock elsewhere"
         )
     position = parameters.index(_OPERAND)
+    name = getattr(function, "__name__", "plan")
+    op = re.sub(r"^_?(execute_)?(cudnn_)?|_graph", "", name) or name
+    local = scope.local
 
     @functools.wraps(function)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
         operand = args[position] if len(args) > position else kwargs.get(_OPERAND)
         state = _state.current
         device = getattr(operand, "device", None)
-        index = state.device.index_of(device) if isinstance(device, torch.device) else None
+        index = state.device.index_of(device) if type(device) is torch.device else None
         if index is None:
             return function(*args, **kwargs)
-        with state.device_lock(index), scope.working_on(index):
-            return function(*args, **kwargs)
+        before = local.work
+        # Written out: a generator's context manager costs a microsecond.
+        with state.device_locks.get(index) or state.device_lock(index):
+            local.work = (index, op)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                local.work = before
 
     return locked
 
 
 def _retain_cudnn_graph_if_capturing(graph: object) -> None:
-    """Hold ``graph``'s plan, once, if the current stream captures: replays run its kernels.
+    """Hold ``graph``'s plan, once, for the graph that the current stream captures into, if any:
+    its replays run the plan's kernels.
 
-    Kept for the life of the process; a later form ties it to the captured graph.
+    Raises :class:`CudnnCaptureUnsafeError` when the capture is already invalid.
     """
     state = _state.current
-    index = scope.device_index()
+    device, index = state.device, scope.device_index()
     if index is None:
-        index = state.device.current_index()
-    if state.device.is_capturing(index):
-        # By id: cuDNN's graphs are not hashable by value, and a held one cannot lose its id.
-        state.held_plans.setdefault(id(graph), graph)
+        index = device.current_index()
+    if not device.is_capturing(index):
+        return
+    try:
+        capture = device.capture(index, device.raw_stream(index))
+    except (DriverUnavailable, DriverError) as error:
+        keep_plan(state, graph, error)
+    else:
+        hold_plan(state, capture, graph)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 import torch
 
 from . import state as _state
 from .device import CPU
-from .state import State
+from .state import log
 
 # Backend version 9.23.1.
 WANTED = 92301
-
-_log = logging.getLogger("flashinfer.gemm_workspace")
 
 
 def gate_sm12x_cudnn(runner_names: list[str], tensor: torch.Tensor) -> list[str]:
@@ -26,27 +23,20 @@ def gate_sm12x_cudnn(runner_names: list[str], tensor: torch.Tensor) -> list[str]
         return runner_names
     state = _state.current
     index = state.device.index_of(tensor.device)
-    if index is None or index == CPU or _major(state, index) != 12:
+    if index is None or index == CPU or state.capability(index)[0] != 12:
         return runner_names
     version = _cudnn_version()
     others = [name for name in runner_names if name != "cudnn"]
     if version >= WANTED or not others:
         return runner_names
     if state.first_time("gate"):
-        _log.warning(
+        log.warning(
             "Skipping cuDNN in bmm_fp8 auto candidates on SM12x: cuDNN backend version %s, "
             "wanted %d (9.23.1) or later; update cuDNN to have it tried.",
             version or "unknown",
             WANTED,
         )
     return others
-
-
-def _major(state: State, index: int) -> int:
-    capability = state.capabilities.get(index)
-    if capability is None:
-        capability = state.capabilities[index] = state.device.capability(index)
-    return capability[0]
 
 
 def _cudnn_version() -> int:

@@ -1,20 +1,27 @@
-"""Make a block: where its memory comes from, and what is said when there is none."""
+"""Get memory for a lane or a cache entry: what is tried, and what is said when there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from .device import CPU
 from .errors import (
+    NO_MEMORY,
     CudnnWorkspaceTooSmallInCaptureError,
     DriverError,
     DriverUnavailable,
     GemmWorkspaceError,
 )
-from .state import Growth, LaneKey, State
+from .state import Growth, LaneKey, State, log
 from .storage import Storage
+
+R = TypeVar("R")
+
+_RESERVE = "flashinfer.gemm_workspace.reserve"
 
 
 def device_name(index: int) -> str:
@@ -22,58 +29,113 @@ def device_name(index: int) -> str:
     return "cpu" if index == CPU else f"cuda:{index}"
 
 
-def grow(
-    state: State,
-    storage: Storage,
-    nbytes: int,
-    *,
-    name: str,
-    key: LaneKey,
-    index: int,
-    recorded: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for memory, and where it runs."""
+
+    op: str
+    part: str
+    key: LaneKey
+    index: int
+    stream: int
+    capture: int | None  # id; None outside a capture
+
+    @property
+    def capturing(self) -> bool:
+        return self.capture is not None
+
+
+def grow(state: State, storage: Storage, nbytes: int, asker: Asker) -> None:
     """Make ``storage`` hold at least ``nbytes``; the caller has ``state.lock``.
 
-    Under capture the memory is the driver's, because a block of torch's allocator would belong to
-    that graph's pool; ``recorded`` asks for exactly such a block, zeroed again by each replay.
-
-    Raises :class:`CudnnWorkspaceTooSmallInCaptureError` under capture and
-    :class:`GemmWorkspaceError` outside; ``storage`` is then as it was.
+    Raises :class:`CudnnWorkspaceTooSmallInCaptureError` under capture,
+    :class:`GemmWorkspaceError` outside when there is no memory, and :class:`DriverError` there
+    when the driver fails for another reason; ``storage`` is then as it was.
     """
-    device, old = state.device, storage.nbytes
-    capturing = device.is_capturing(index)
-    allocate: Callable[[int, int], torch.Tensor] = device.allocate_eager
-    if capturing and not recorded:
-        allocate = device.allocate_in_capture
+    old = storage.nbytes
     try:
-        storage.grow(nbytes, lambda size: allocate(index, size))
+        try_twice(state, nbytes, asker, lambda: storage.grow(nbytes, asker.capturing))
     except DriverUnavailable as error:
         raise CudnnWorkspaceTooSmallInCaptureError(
-            f"{_need(state, storage, nbytes, name, index)}, while the current stream captures, "
+            f"{_need(state, storage, nbytes, asker)}, while the current stream captures, "
             f"and the CUDA driver API cannot be reached ({error}); a block of torch's allocator "
             "would belong to that graph's pool. Install cuda-python 12 or later "
             "(pip install cuda-bindings), or make this call once outside a capture."
         ) from error
     except (DriverError, MemoryError, torch.OutOfMemoryError) as error:
-        if capturing:
+        if asker.capturing:
             raise CudnnWorkspaceTooSmallInCaptureError(
-                f"{_need(state, storage, nbytes, name, index)}, while the current stream "
-                f"captures ({error}). Release memory before the capture begins "
-                "(torch.cuda.empty_cache()), or leave the engine a smaller share of the device."
+                f"{_need(state, storage, nbytes, asker)}, while the current stream captures "
+                f"({error}). Call {_RESERVE}({nbytes}) before the capture begins, release memory "
+                "before it (torch.cuda.empty_cache()), or leave the engine a smaller share of "
+                "the device."
             ) from error
+        if not isinstance(error, NO_MEMORY):
+            raise
         raise GemmWorkspaceError(
-            f"{_need(state, storage, nbytes, name, index)} ({error}). Release memory on that "
-            "device, or flashinfer.gemm_workspace.reserve(nbytes) before the engine fills it."
+            f"{_need(state, storage, nbytes, asker)} ({error}). Release memory on that device, "
+            f"or {_RESERVE}({nbytes}) before the engine fills it."
         ) from error
-    state.growths.append(Growth(name, key, old, storage.nbytes, capturing))
+    state.growths.append(
+        Growth(asker.op, asker.part, asker.key, old, storage.nbytes, asker.stream, asker.capture)
+    )
 
 
-def _need(state: State, storage: Storage, nbytes: int, name: str, index: int) -> str:
+def try_twice(state: State, nbytes: int, asker: Asker, step: Callable[[], R]) -> R:
+    """``step()``; when there is no memory, once more without the idle blocks of torch's allocator.
+
+    The driver cannot see what is idle there. Giving it back synchronises and frees, which is no
+    thing to do while anybody captures: then the first error stands.
+    """
+    try:
+        return step()
+    except NO_MEMORY:
+        if asker.capturing or state.device.captures_running() > 0:
+            raise
+        released = state.device.release_idle(asker.index)
+        if released <= 0:
+            raise
+    log.warning(
+        "%s needs %d bytes on %s, which were only idle in torch's allocator: gave %d idle bytes "
+        "back. %s(%d) early, or a smaller share of the device for the engine, avoids this.",
+        asker.op,
+        nbytes,
+        device_name(asker.index),
+        released,
+        _RESERVE,
+        nbytes,
+    )
+    return step()
+
+
+def check_seal(state: State, storage: Storage | None, nbytes: int, asker: Asker) -> None:
+    """Refuse, or only log, a growth after ``seal()``. Raises as :func:`grow` does."""
+    if not state.sealed:
+        return
+    have = 0 if storage is None else storage.nbytes
+    spare = sum(each.nbytes for each in state.free.get(asker.index, ()))
+    message = (
+        f"{asker.op} needs {nbytes} bytes on {device_name(asker.index)}"
+        f"{' while the current stream captures' if asker.capturing else ''}, has {have}, and the "
+        f"workspaces are sealed ({spare} bytes are reserved and unused, in pieces that are too "
+        f"small or none): {_RESERVE}({nbytes}) before seal(), run this call once before seal(), "
+        "or set FLASHINFER_GEMM_WORKSPACE_SEAL_POLICY=warn."
+    )
+    if not state.settings.seal_is_error:
+        log.warning("%s Going on.", message)
+    elif asker.capturing:
+        raise CudnnWorkspaceTooSmallInCaptureError(message)
+    else:
+        raise GemmWorkspaceError(message)
+
+
+def _need(state: State, storage: Storage, nbytes: int, asker: Asker) -> str:
+    index = asker.index
     free = state.device.free_bytes(index)
-    wanted = storage.successor_bytes(nbytes)
+    spare = sum(each.nbytes for each in state.free.get(index, ()))
     return (
-        f"{name} needs {nbytes} bytes on {device_name(index)}: a block of {wanted} could not be "
-        f"had; {storage.nbytes} are mapped and stay in use, "
+        f"{asker.op} needs {nbytes} bytes on {device_name(index)}: {storage.target(nbytes)} in "
+        f"{storage.kind} could not be had; {storage.nbytes} are mapped and stay in use, "
         f"{'an unknown number' if free is None else free} free, "
-        f"{state.device.idle_bytes(index)} idle in torch's allocator"
+        f"{state.device.idle_bytes(index)} idle in torch's allocator, {spare} reserved and unused"
     )

@@ -1,36 +1,227 @@
 """Lanes: which workspace a call gets.
 
-Two launches that may run at once never share a workspace, so a lane belongs to one stream, and
-under capture to one stream of one capture. What an address was handed out for stays valid: a
-growing lane keeps its old block, and views that were cut from it.
+Two launches that may run at once never share a workspace. Eager launches of one stream run in
+order: key (device, stream). Graphs of one pool must not replay at once, PyTorch says, but graphs
+of two pools may, and so may the branches of one graph: key (device, pool, stream). What an
+address was handed out for stays valid: storage never moves and is never given back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from contextlib import suppress
+
 import torch
 
+from . import scope, torch_internals
 from . import state as _state
-from . import torch_internals
-from .device import CPU, Device
-from .errors import CudnnWorkspaceTooSmallInCaptureError, DriverUnavailable
-from .growth import device_name, grow
-from .names import GENERIC_LANE, LANE_BYTES
-from .state import Lane, LaneKey, State
+from .arena import Arena
+from .device import Capture
+from .errors import (
+    NO_MEMORY,
+    CudnnWorkspaceTooSmallInCaptureError,
+    DriverError,
+    DriverUnavailable,
+)
+from .growth import Asker, check_seal, device_name, grow, try_twice
+from .holds import collect, hold_lane, retire, sweep
+from .names import GENERIC_LANE, LANE_BYTES, MADE_TO_MEASURE, shared_part
+from .state import Lane, LaneKey, State, log
+from .storage import Blocks, Storage
+
+# On the way of every call, so bound once.
+_dynamo_tracing = torch_internals.dynamo_tracing
+_modes_active = torch_internals.modes_active
+_here = torch_internals.current_device
+_capturing = torch_internals.is_current_stream_capturing
+_raw_stream = torch_internals.raw_stream
 
 # Views kept per lane. A view costs host memory only; an op asks for one or two lengths.
 VIEWS = 64
 
+# Requests remembered for the hot path, before all are forgotten and looked up again.
+HOT = 1024
 
-def lane_key(device: Device, index: int) -> LaneKey:
-    """Key of the lane that the current call on device ``index`` uses."""
-    if index == CPU:
-        return ("cpu",)
-    stream = device.raw_stream(index)
-    if not device.is_capturing(index):
-        return (index, stream)
+# A user of a lane that no graph's end removes: no capture has this id.
+_FOREVER = -1
+
+# Lanes above which one line in the log says what there is.
+MANY = 16
+
+
+def lane_workspace(name: str, nbytes: int, device: torch.device | str) -> torch.Tensor:
+    """The workspace ``name`` of the current stream and capture: ``max(nbytes, 1)`` bytes, uint8.
+
+    The length depends on the request alone, never on history. A request seen before on this lane
+    returns the same tensor. Under capture the lane is held for the capturing graph. Raises
+    :class:`GemmWorkspaceError`, under capture :class:`CudnnWorkspaceTooSmallInCaptureError`,
+    when memory is really gone or the workspaces were sealed.
+    """
+    # Nearly every call ends here: one capture query, one stream, two looks. Written out, because
+    # each further call of a function would cost a tenth of a microsecond.
+    if not (_dynamo_tracing() or _modes_active()):
+        known = _state.current.hot.get((name, nbytes, device))
+        if known is not None and _here() == known[0]:
+            if _capturing():
+                return _captured_view(_state.current, name, max(nbytes, 1), known[0])
+            view = known[1].get(_raw_stream(known[0]))
+            if view is not None:
+                return view
+    device = torch.device(device)
+    if torch_internals.tracing():
+        return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=device)
+    state = _state.current
+    index = state.device.index_of(device)
+    if index is None:
+        return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=device)
+    stream_key = state.eager_stream(index)
+    if stream_key is None:
+        return _captured_view(state, name, max(nbytes, 1), index)
+    view = _eager_view(state, name, max(nbytes, 1), index, stream_key)
+    if device.index is not None:
+        _remember(state, (name, nbytes, device), index, view)
+    return view
+
+
+def _gemm_workspace_at_least(workspace: torch.Tensor, size: int) -> torch.Tensor:
+    """``workspace`` if it has ``size`` bytes, else ``size`` bytes of the current lane.
+
+    ``workspace`` itself is never touched: the caller, its clones and captured graphs use it.
+    Under capture the lane that is used is held for the capturing graph, also when ``workspace``
+    was fetched before the capture began. Raises as :func:`lane_workspace` does.
+    """
+    state = _state.current
+    if workspace.numel() >= size:
+        # A tensor that is traced has no address; a tensor that is none of ours has no lane.
+        if type(workspace) is torch.Tensor and not _dynamo_tracing():
+            lane = state.ledger.get(workspace.data_ptr()) or _lane_of_slice(state, workspace)
+            if lane is not None and state.device.is_capturing(lane.index):
+                _hold_as_it_is(state, lane)
+        return workspace
+    if torch_internals.tracing() or torch_internals.is_traced_tensor(workspace):
+        return workspace.new_empty(size, dtype=torch.uint8)
+    # A view of ours says whose it is by its address; a clone or a caller's tensor does not.
+    lane = state.ledger.get(workspace.data_ptr()) or _lane_of_slice(state, workspace)
+    index = lane.index if lane is not None else state.device.index_of(workspace.device)
+    if index is None:
+        return workspace.new_empty(size, dtype=torch.uint8)
+    stream_key = state.eager_stream(index)
+    part = GENERIC_LANE if lane is None else lane.part
+    if stream_key is None:
+        return _captured_view(state, part, size, index)
+    # A plan that needs more than the op fetched asks at each call, mostly of the same lane.
+    if lane is not None and lane.key == (index, stream_key):
+        view = lane.views.get(size)
+        if view is not None:
+            return view
+    return _eager_view(state, part, size, index, stream_key)
+
+
+def reserve_lane(name: str, nbytes: int, device: torch.device | str) -> torch.Tensor:
+    """Grow the current lane of ``name`` to ``nbytes`` and return that view of it.
+
+    Lanes of this name of other streams, made later, start with at least ``nbytes`` too. Raises
+    as :func:`lane_workspace` does, and then later lanes are as before.
+    """
+    view = lane_workspace(name, nbytes, device)
+    state = _state.current
+    index = state.device.index_of(torch.device(device))
+    if index is not None and not torch_internals.tracing():
+        with state.lock:
+            floor = (part_of(state, name, index), index)
+            state.floors[floor] = max(nbytes, state.floors.get(floor, 0))
+    return view
+
+
+def part_of(state: State, name: str, index: int) -> str:
+    """What of a lane key's storage ``name`` uses on device ``index``."""
+    return shared_part(name) if state.shares(index) else name
+
+
+def map_ahead(state: State, index: int, nbytes: int, lanes: int) -> None:
+    """Grow the current stream's lanes to ``nbytes`` and have ``lanes`` spare ones as long.
+
+    The caller has ``state.lock``. Raises as :func:`lane_workspace` does.
+    """
+    key, stream, capture = _place(state, index)
+    for lane in list(state.lanes.values()):
+        if lane.key == key and lane.storage.nbytes < nbytes:
+            _grow(state, lane, nbytes, _asker("reserve", lane, capture))
+    free = state.free.setdefault(index, [])
+    nbytes = max(nbytes, LANE_BYTES)  # no lane starts with less
+    identity = None if capture is None else capture.id
+    asker = Asker("reserve", "spare", ("spare", index), index, stream, identity)
+    while sum(each.nbytes >= nbytes for each in free) < lanes:
+        short = [each for each in free if each.nbytes < nbytes]
+        longest = max(short, key=lambda each: each.nbytes, default=None)
+        check_seal(state, longest, nbytes, asker)
+        storage = longest if longest is not None else _new(state, nbytes, asker)
+        grow(state, storage, nbytes, asker)
+        if storage not in free:
+            free.append(storage)
+
+
+# The way of a call. ------------------------------------------------------------------------------
+
+
+def _remember(
+    state: State, request: tuple[str, int, torch.device], index: int, view: torch.Tensor
+) -> None:
+    """Let the next such call of the current stream find ``view`` at once."""
+    lasts = getattr(state.device, "lasts", None)  # the real device's; others take the long way
+    stream = state.device.raw_stream(index)
+    if lasts is None or not lasts(index, stream):
+        return
+    with state.lock:
+        if len(state.hot) >= HOT:
+            state.hot.clear()
+        state.hot.setdefault(request, (index, {}))[1][stream] = view
+
+
+def _captured_view(state: State, name: str, nbytes: int, index: int) -> torch.Tensor:
+    stream = state.device.raw_stream(index)
+    capture = _capture(state, index, stream)
+    stream_key = state.device.stream_key(index, stream)
+    entry = (name, nbytes, index, stream_key)
+    hold = state.holds.get(capture.id)
+    view = None if hold is None else hold.views.get(entry)
+    if view is None:
+        key = _captured_key(state, index, capture, stream_key)
+        with state.lock:
+            lane = _lane(state, name, nbytes, index, stream, key, capture)
+            view = hold_lane(state, capture, lane).views[entry] = _cut(lane, nbytes)
+    return view
+
+
+def _eager_view(
+    state: State, name: str, nbytes: int, index: int, stream_key: Hashable
+) -> torch.Tensor:
+    key = (index, stream_key)
+    lane = state.lanes.get((part_of(state, name, index), key))
+    view = None if lane is None else lane.views.get(nbytes)
+    if view is not None:
+        return view
+    collect(everything=False, unpin=False)
+    with state.lock:
+        stream = state.device.raw_stream(index)
+        return _cut(_lane(state, name, nbytes, index, stream, key, None), nbytes)
+
+
+def _cut(lane: Lane, nbytes: int) -> torch.Tensor:
+    """The view of ``nbytes`` bytes; the caller has the lock."""
+    view = lane.views.get(nbytes)
+    if view is None:
+        if len(lane.views) >= VIEWS:
+            # First in, first out: a least-recently-used order would cost every hit a write.
+            del lane.views[next(iter(lane.views))]
+        view = lane.views[nbytes] = lane.storage.cut(nbytes)
+    return view
+
+
+def _capture(state: State, index: int, stream: int) -> Capture:
     try:
-        return (index, device.capture_id(index, stream), stream)
-    except DriverUnavailable as error:
+        return state.device.capture(index, stream)
+    except (DriverUnavailable, DriverError) as error:
         raise CudnnWorkspaceTooSmallInCaptureError(
             f"no workspace for the capture on {device_name(index)}: which capture it is cannot be "
             f"told, since the CUDA driver API cannot be reached ({error}). Install cuda-python 12 "
@@ -38,94 +229,152 @@ def lane_key(device: Device, index: int) -> LaneKey:
         ) from error
 
 
-def lane_workspace(name: str, nbytes: int, device: torch.device | str) -> torch.Tensor:
-    """The workspace ``name`` of the current stream and capture: ``max(nbytes, 1)`` bytes, uint8.
-
-    The length depends on the request alone, never on history. A request seen before on this lane
-    returns the same tensor. Raises :class:`GemmWorkspaceError`, under capture
-    :class:`CudnnWorkspaceTooSmallInCaptureError`, when memory is really gone.
-    """
-    if not isinstance(device, torch.device):
-        device = torch.device(device)
-    if torch_internals.tracing():
-        return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=device)
-    state = _state.current
-    index = state.device.index_of(device)
-    if index is None:
-        return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=device)
-    return _view(state, name, nbytes, index)
+def _captured_key(state: State, index: int, capture: Capture, stream_key: Hashable) -> LaneKey:
+    if state.settings.single_capture_lane:
+        return (index, ("any",), stream_key)
+    pool = state.device.pool_of(capture.id)
+    # An unknown pool: nobody else can have this key, and the lane goes when the graph does.
+    group = ("pool", pool) if pool is not None else ("capture", capture.id)
+    return (index, group, stream_key)
 
 
-def _gemm_workspace_at_least(workspace: torch.Tensor, size: int) -> torch.Tensor:
-    """``workspace`` if it has ``size`` bytes, else ``size`` bytes of the current lane.
-
-    ``workspace`` itself is never touched: the caller, its clones and captured graphs use it.
-    Raises as :func:`lane_workspace` does.
-    """
-    if workspace.numel() >= size:
-        return workspace
-    if torch_internals.tracing() or torch_internals.is_traced_tensor(workspace):
-        return workspace.new_empty(size, dtype=torch.uint8)
-    state = _state.current
-    index = state.device.index_of(workspace.device)
-    if index is None:
-        return workspace.new_empty(size, dtype=torch.uint8)
-    # A view of ours says whose it is by its block; a clone or a caller's tensor does not.
-    name = state.ledger.get(workspace.untyped_storage().data_ptr(), GENERIC_LANE)
-    return _view(state, name, size, index)
+def _place(state: State, index: int) -> tuple[LaneKey, int, Capture | None]:
+    stream = state.device.raw_stream(index)
+    stream_key = state.device.stream_key(index, stream)
+    if not state.device.is_capturing(index):
+        return (index, stream_key), stream, None
+    capture = _capture(state, index, stream)
+    return _captured_key(state, index, capture, stream_key), stream, capture
 
 
-def reserve_lane(name: str, nbytes: int, device: torch.device | str) -> torch.Tensor:
-    """Grow the current lane of ``name`` to ``nbytes`` and return that view of it.
-
-    Lanes of this name that are made later on this device start with at least ``nbytes``. Raises
-    as :func:`lane_workspace` does, and then later lanes are as before too.
-    """
-    view = lane_workspace(name, nbytes, device)
-    state = _state.current
-    index = state.device.index_of(torch.device(device))
-    if index is not None and not torch_internals.tracing():
-        raise_floor(state, name, index, nbytes)
-    return view
+def _lane_of_slice(state: State, workspace: torch.Tensor) -> Lane | None:
+    """The lane of a piece that somebody cut from a view."""
+    if workspace.storage_offset() == 0:
+        return None
+    return state.ledger.get(workspace.untyped_storage().data_ptr())
 
 
-def raise_floor(state: State, name: str | None, index: int, nbytes: int) -> None:
-    """New lanes of ``name`` (``None``: of every name) start with at least ``nbytes``."""
-    with state.lock:
-        key = (name, index)
-        state.floors[key] = max(nbytes, state.floors.get(key, 0))
+def _hold_as_it_is(state: State, lane: Lane) -> None:
+    try:
+        capture = state.device.capture(lane.index, state.device.raw_stream(lane.index))
+    except (DriverUnavailable, DriverError):
+        # Whose graph it is cannot be told, so nobody else ever gets this lane.
+        lane.users.add(_FOREVER)
+        return
+    if capture.id not in lane.users:
+        with state.lock:
+            hold_lane(state, capture, lane)
 
 
-def _view(state: State, name: str, nbytes: int, index: int) -> torch.Tensor:
-    key = lane_key(state.device, index)
-    view = state.views.get((name, nbytes, key))
-    return view if view is not None else _cut(state, name, nbytes, index, key)
+# Lanes and their storage; the caller has ``state.lock``. -----------------------------------------
 
 
-def _cut(state: State, name: str, nbytes: int, index: int, key: LaneKey) -> torch.Tensor:
-    with state.lock:
-        view = state.views.get((name, nbytes, key))
-        if view is not None:  # another thread was first
-            return view
-        length = max(nbytes, 1)
-        lane = state.lanes.get((name, key)) or Lane(name, key, index)
-        if lane.storage.nbytes < length:
-            grow_lane(state, lane, length)
-        view = lane.storage.cut(length)
-        if len(lane.lengths) >= VIEWS:
-            # First in, first out: a least-recently-used order would cost every hit a write.
-            state.views.pop((name, lane.lengths.popleft(), key), None)
-        lane.lengths.append(nbytes)
-        state.views[name, nbytes, key] = view
-        return view
+def _lane(
+    state: State,
+    name: str,
+    nbytes: int,
+    index: int,
+    stream: int,
+    key: LaneKey,
+    capture: Capture | None,
+) -> Lane:
+    """The lane of ``key``, with at least ``nbytes``."""
+    part = part_of(state, name, index)
+    lane = state.lanes.get((part, key))
+    if lane is not None:
+        if lane.storage.nbytes < nbytes:
+            _grow(state, lane, nbytes, _asker(name, lane, capture))
+        return lane
+    if capture is None:
+        _retire_former(state, index, stream, key)
+    else:
+        sweep(state, everything=True)
+    start = nbytes if part in MADE_TO_MEASURE else max(nbytes, LANE_BYTES)
+    if capture is None:
+        # Under capture a floor would be paid once a pool and stream, and growing is cheap there.
+        start = max(start, state.floors.get((part, index), 0))
+    asker = Asker(
+        scope.op() or name, part, key, index, stream, None if capture is None else capture.id
+    )
+    storage = _take(state, start, asker)
+    lane = Lane(part, key, index, stream, capture is not None, storage)
+    # Only now: a lane whose storage could not be had was never there.
+    state.lanes[part, key] = lane
+    _enter(state, lane)
+    if len(state.lanes) > MANY and state.first_time("many lanes"):
+        captured = sum(each.captured for each in state.lanes.values())
+        log.warning(
+            "%d workspaces are in use: %d of streams, %d of streams under capture. Each stream, "
+            "and each stream of each graph pool, has its own. Captures that share a pool share "
+            "them (torch.cuda.graph(..., pool=...)); an engine that never replays two graphs at "
+            "once can set FLASHINFER_GEMM_WORKSPACE_SINGLE_CAPTURE_LANE=1.",
+            len(state.lanes),
+            len(state.lanes) - captured,
+            captured,
+        )
+    return lane
 
 
-def grow_lane(state: State, lane: Lane, nbytes: int) -> None:
-    """Make ``lane`` hold ``nbytes`` and be known; the caller has ``state.lock``."""
-    if lane.storage.nbytes == 0:
-        floors = (state.floors.get((name, lane.index), 0) for name in (lane.name, None))
-        nbytes = max(nbytes, LANE_BYTES, *floors)
-    grow(state, lane.storage, nbytes, name=lane.name, key=lane.key, index=lane.index)
-    # Only now: a lane whose first block failed was never there.
-    state.lanes[lane.name, lane.key] = lane
-    state.ledger[lane.storage.address] = lane.name
+def _asker(op: str, lane: Lane, capture: Capture | None) -> Asker:
+    identity = None if capture is None else capture.id
+    return Asker(scope.op() or op, lane.part, lane.key, lane.index, lane.stream, identity)
+
+
+def _grow(state: State, lane: Lane, nbytes: int, asker: Asker) -> None:
+    check_seal(state, lane.storage, nbytes, asker)
+    grow(state, lane.storage, nbytes, asker)
+    _enter(state, lane)
+
+
+def _enter(state: State, lane: Lane) -> None:
+    address = lane.storage.address
+    if address not in lane.addresses:
+        lane.addresses.append(address)
+    state.ledger[address] = lane
+
+
+def _retire_former(state: State, index: int, stream: int, key: LaneKey) -> None:
+    """Lanes of a stream that is gone: another one has its handle now."""
+    for lane in list(state.lanes.values()):
+        if lane.index == index and lane.stream == stream and not lane.captured and lane.key != key:
+            lane.stream_gone = True
+            if not lane.users:
+                retire(state, lane, dirty=True)
+
+
+def _take(state: State, nbytes: int, asker: Asker) -> Storage:
+    """Storage of at least ``nbytes``: spare one, if there is any, before new one."""
+    free = state.free.setdefault(asker.index, [])
+    dirty = state.dirty.get(asker.index)
+    if not free and dirty and not asker.capturing and state.device.captures_running() == 0:
+        # A capture that nobody told us of forbids it: then they stay dirty.
+        with suppress(DriverError, DriverUnavailable):
+            state.device.synchronize(asker.index)
+            free.extend(dirty)
+            dirty.clear()
+    # The smallest that is long enough, else the longest, which then has least to grow.
+    fitting = [each for each in free if each.nbytes >= nbytes]
+    if fitting:
+        storage = min(fitting, key=lambda each: each.nbytes)
+    else:
+        longest = max(free, key=lambda each: each.nbytes, default=None)
+        check_seal(state, longest, nbytes, asker)
+        storage = longest if longest is not None else _new(state, nbytes, asker)
+        grow(state, storage, nbytes, asker)
+    if storage in free:
+        free.remove(storage)
+    return storage
+
+
+def _new(state: State, nbytes: int, asker: Asker) -> Storage:
+    """New storage with nothing behind it yet."""
+    device, index = state.device, asker.index
+    try:
+        arena = try_twice(state, nbytes, asker, lambda: Arena.on(device, index))
+    except NO_MEMORY:
+        arena = None  # not even addresses: a block may still be had
+    if arena is None:
+        return Blocks(lambda size, capturing: device.allocate(index, size, capturing))
+    # Among the free at once, where it stays when growing it fails: addresses must not be lost.
+    state.free.setdefault(index, []).append(arena)
+    return arena

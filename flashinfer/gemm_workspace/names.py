@@ -6,6 +6,15 @@ from __future__ import annotations
 # starts here meets it without ever growing. Bytes.
 LANE_BYTES = 40 * 1024 * 1024
 
+# Used by kernels of the release alone, which say what they need: these start with what is asked.
+MADE_TO_MEASURE = frozenset(
+    {
+        "mm_bf16_fp4_split_k_partial",
+        "mm_bf16_fp4_split_k_partial_dummy",
+        "trllm_low_latency_gemm",
+    }
+)
+
 # The lane of a caller's own tensor that turned out too short: no op's name is known for it.
 GENERIC_LANE = "gemm_workspace"
 
@@ -41,3 +50,23 @@ LANE_NAMES = frozenset(
 def is_lane(name: str) -> bool:
     """Whether ``name`` is a GEMM workspace, served by a lane and not by the release's cache."""
     return name in LANE_NAMES
+
+
+# What ops share where they share (see settings.SHARED_ON).
+SHARED_PART = GENERIC_LANE
+
+# In use together with another workspace of the same launch, so never in the shared arena.
+APART = {
+    **{
+        f"group_gemm_{kind}_nt_groupwise_int_workspace": "group_gemm_int_workspace"
+        for kind in ("fp8", "mxfp4", "nvfp4")
+    },
+    "mm_bf16_fp4_split_k_partial": "mm_bf16_fp4_split_k_partial",
+    "mm_bf16_fp4_split_k_partial_dummy": "mm_bf16_fp4_split_k_partial_dummy",
+}
+_PARTS = frozenset(APART.values())
+
+
+def shared_part(name: str) -> str:
+    """The part that ``name`` uses where ops share; a part uses itself."""
+    return APART.get(name) or (name if name in _PARTS else SHARED_PART)

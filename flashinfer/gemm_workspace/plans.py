@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
@@ -20,14 +18,13 @@ from . import scope
 from . import state as _state
 from .errors import CudnnPlanBuildInCaptureError
 from .growth import device_name
-from .state import State
+from .holds import collect, watch_plan
+from .settings import ALLOW, plan_build_allowed
+from .state import State, log
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ALLOW = "FLASHINFER_ALLOW_CUDNN_PLAN_BUILD_IN_CAPTURE"
-
-_log = logging.getLogger("flashinfer.gemm_workspace")
 _SIZES = ("batch", "m", "n", "k", "cache_m")
 
 
@@ -54,12 +51,16 @@ def guard_plan_build(builder: Callable[P, R]) -> Callable[P, R]:
                 if _is_shape(key, value)
             )
             _refuse(state, index, f"plan for {op}", ", ".join(shapes))
+        collect(everything=False)
         with (
             state.device_lock(index),
             scope.working_on(index, plan_checked=True),
             state.device.relaxed(),
         ):
-            return builder(*args, **kwargs)
+            built = builder(*args, **kwargs)
+        for part in built if isinstance(built, tuple) else (built,):
+            watch_plan(state, part)
+        return built
 
     return guarded
 
@@ -128,9 +129,9 @@ def _refuse(state: State, index: int, what: str, shapes: str) -> None:
         "capture first; the captured call then finds it made. In a tensor-parallel group the "
         "other ranks wait in their collective meanwhile, so do that on every rank."
     )
-    if os.environ.get(ALLOW) == "1":
+    if plan_build_allowed():
         if state.first_time(f"allowed {what}"):
-            _log.warning("%s Going on, because %s=1.", message, ALLOW)
+            log.warning("%s Going on, because %s=1.", message, ALLOW)
         return
     with state.lock:
         state.builds_refused += 1

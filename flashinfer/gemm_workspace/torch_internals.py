@@ -13,13 +13,44 @@ def _absent(index: int) -> int:
     raise RuntimeError(f"this torch {torch.__version__} has no CUDA streams (device {index} asked)")
 
 
+# All bound at import, none calls CUDA by being bound. A build without CUDA has none of them.
+
 # Handle of the current stream of a device, without building a Stream object (0.1 us against 1).
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _absent)
 
-# Index of the current device without torch's lazy initialisation; absent in CPU builds.
-current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
+# (stream id, device index, device type) of the current stream of a device.
+_current_stream: Callable[[int], tuple[int, int, int]] | None = getattr(
+    torch._C, "_cuda_getCurrentStream", None
+)
 
-_modes_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# Index of the current device without torch's lazy initialisation; -2, no index, without CUDA.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -2)
+
+# Whether the current stream of the current device captures; torch.cuda's own function without
+# its Python layer. A build without CUDA has a stand-in there that raises.
+is_current_stream_capturing: Callable[[], bool] = (
+    torch._C._cuda_isCurrentStreamCapturing
+    if hasattr(torch._C, "_cuda_getDevice")
+    else lambda: False
+)
+
+
+def current_stream_lasts(index: int) -> bool:
+    """Whether the current stream of device ``index`` lives as long as the process.
+
+    The default stream (id 0) and the streams of torch's pools do: torch never destroys them. The
+    id of a stream from elsewhere is its handle, an aligned pointer, so its lowest bit is 0, while
+    c10/cuda/CUDAStream.cpp sets that bit in the id of each of its own (torch 2.1 on). When in
+    doubt: no, which costs a query a call and no safety.
+    """
+    if _current_stream is None:
+        return False
+    stream_id = _current_stream(index)[0]
+    return stream_id == 0 or bool(stream_id & 1)
+
+
+dynamo_tracing = torch.compiler.is_dynamo_compiling
+modes_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode: Callable[[Any], object] = torch._C._get_dispatch_mode
 _TRACING_MODES = (
     torch._C._TorchDispatchModeKey.FAKE,
@@ -36,9 +67,9 @@ def tracing() -> bool:
     ``is_dynamo_compiling``; everything after Dynamo runs under one of the modes below. Modes of
     other kinds (counters, loggers) see real tensors and do not count.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if dynamo_tracing():
         return True
-    return _modes_active() > 0 and any(_mode(key) is not None for key in _TRACING_MODES)
+    return modes_active() > 0 and any(_mode(key) is not None for key in _TRACING_MODES)
 
 
 def is_traced_tensor(tensor: torch.Tensor) -> bool:

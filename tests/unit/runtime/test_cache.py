@@ -32,7 +32,7 @@ def test_growth_within_capacity_keeps_the_address(device: FakeDevice) -> None:
     third = cache_buffer(cache, "softmax", 200, CUDA0)
     assert (second.numel(), third.numel()) == (101, 200)
     assert second.data_ptr() == third.data_ptr()
-    assert device.eager == [(0, 100), (0, 200)]
+    assert device.torch_made == [(0, 100), (0, 200)]
 
 
 def test_a_cleared_cache_leaves_the_storage_alive_and_reuses_it(device: FakeDevice) -> None:
@@ -41,7 +41,7 @@ def test_a_cleared_cache_leaves_the_storage_alive_and_reuses_it(device: FakeDevi
     cache.clear()
     again = cache_buffer(cache, "softmax", 60, CUDA0)
     assert (again.data_ptr(), again.numel()) == (address, 60)
-    assert len(device.eager) == 1
+    assert len(device.torch_made) == 1
 
 
 def test_zero_init_is_zeroed_whenever_made_anew(device: FakeDevice) -> None:
@@ -60,9 +60,9 @@ def test_under_capture_plain_is_the_drivers_and_zero_init_is_recorded(device: Fa
     cache: dict[Any, Any] = {}
     with device.capturing():
         cache_buffer(cache, "softmax", 100, CUDA0)
-        assert (device.in_capture, device.eager) == ([(0, 100)], [])
+        assert (device.blocks_made, device.torch_made) == ([(0, 100, True)], [])
         cache_buffer(cache, "row_states", 64, CUDA0, zero_init=True)
-        assert (device.in_capture, device.eager) == ([(0, 100)], [(0, 64)])
+        assert (device.blocks_made, device.torch_made) == ([(0, 100, True)], [(0, 64)])
 
 
 def test_the_key_without_an_index_follows_the_current_device(device: FakeDevice) -> None:  # A32
@@ -74,7 +74,7 @@ def test_the_key_without_an_index_follows_the_current_device(device: FakeDevice)
     device.index_of = lambda d: 0 if d.type == "cpu" else real_index(d)  # type: ignore[method-assign]
     second = cache_buffer(cache, "softmax", 100, CUDA)
     assert second.data_ptr() != first.data_ptr()
-    assert device.eager[-1] == (1, 100)
+    assert device.torch_made[-1] == (1, 100)
 
 
 def test_an_entry_of_the_engines_own(device: FakeDevice) -> None:
@@ -88,14 +88,14 @@ def test_an_entry_of_the_engines_own(device: FakeDevice) -> None:
 def test_a_lanes_name_reserves(device: FakeDevice, state: State) -> None:
     cache: dict[Any, Any] = {}
     name = "mm_fp4_workspace"
-    size = LANE_BYTES + 5
+    size = LANE_BYTES + device.granularity
     got = cache_buffer(cache, name, size, CUDA0)
     assert cache == {}
     assert got is lane_workspace(name, size, CUDA0)
     device.streams[0] = 8
     lane_workspace(name, 1, CUDA0)
-    lane_workspace("mm_bf16_workspace", 1, CUDA0)
-    assert [size for _, size in device.eager] == [size, size, LANE_BYTES]
+    lane_workspace("mm_bf16_workspace", 1, CUDA0)  # shares the lane on this device
+    assert device.mapped == [(0, size), (0, size)]
 
 
 sizes = st.lists(st.one_of(st.integers(0, 40), st.just("clear")), max_size=40)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from flashinfer.gemm_workspace import driver, torch_internals
+from flashinfer.gemm_workspace import (
+    _gemm_workspace_at_least,
+    driver,
+    lane_workspace,
+    lanes,
+    torch_internals,
+)
+from flashinfer.gemm_workspace import device as device_module
 from flashinfer.gemm_workspace.device import CPU, CudaDevice
+from flashinfer.gemm_workspace.errors import DriverOutOfMemory, DriverUnavailable
+from flashinfer.gemm_workspace.state import use_device
+
+from .fake_device import FakeDevice
 
 
 def test_the_cpu_needs_no_cuda() -> None:
@@ -23,12 +36,17 @@ def test_the_cpu_needs_no_cuda() -> None:
     assert device.idle_bytes(CPU) == 0
     assert device.capability(CPU) == (0, 0)
     with device.device_guard(CPU), device.relaxed():
-        assert device.allocate_eager(CPU, 4).tolist() == [0, 0, 0, 0]
+        assert device.allocate(CPU, 4, False).tolist() == [0, 0, 0, 0]
+    assert device.new_range(CPU, 8) is None
+    assert device.stream_key(CPU, 0) == 0
+    assert device.release_idle(CPU) == 0
+    assert device.total_bytes(CPU) == 0
+    device.synchronize(CPU)
 
 
 def test_too_much_for_the_cpu() -> None:
     with pytest.raises(MemoryError):
-        CudaDevice().allocate_eager(CPU, 1 << 62)
+        CudaDevice().allocate(CPU, 1 << 62, False)
 
 
 def test_capture_is_asked_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +58,9 @@ def test_capture_is_asked_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None
         yield
         here[0] = before
 
-    monkeypatch.setattr(torch_internals, "current_device", lambda: here[0])
+    monkeypatch.setattr(device_module, "_here", lambda: here[0])
     monkeypatch.setattr(torch.cuda, "device", switch)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: here[0] == 1)
+    monkeypatch.setattr(device_module, "_capturing", lambda: here[0] == 1)
     assert CudaDevice().is_capturing(1)
     assert not CudaDevice().is_capturing(0)
     here[0] = 1
@@ -63,5 +81,186 @@ def test_memory_that_torch_cannot_wrap_is_given_back(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "as_tensor", as_tensor)
     with pytest.raises(RuntimeError, match="no such device"):
-        CudaDevice().allocate_in_capture(1, 8)
+        CudaDevice().allocate(1, 8, True)
     assert freed == [(1, 0x1000)]
+
+
+def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*args: Any) -> Any:
+        raise DriverUnavailable("none")
+
+    made = torch.zeros(8, dtype=torch.uint8)
+    monkeypatch.setattr(driver, "allocate", absent)
+    monkeypatch.setattr(driver, "stream_id", absent)
+    monkeypatch.setattr(CudaDevice, "allocate_torch", lambda self, index, nbytes: made)
+    waited: list[int] = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
+    assert CudaDevice().allocate(0, 8, False) is made
+    assert waited == [1]  # clean for every stream, as the driver's memory is
+    with pytest.raises(DriverUnavailable):
+        CudaDevice().allocate(0, 8, True)
+    monkeypatch.setattr(torch_internals, "_current_stream", lambda index: (0x7F00, index, 1))
+    assert CudaDevice().stream_key(0, 0x7F00) == 0x7F00  # the handle is all there is
+
+
+def test_a_stream_of_torchs_is_its_handle_and_a_strangers_is_asked_for_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(driver, "stream_id", lambda stream: asked.append(stream) or len(asked))
+    device = CudaDevice()
+    for stream_id in (0, 3, 35):
+        monkeypatch.setattr(torch_internals, "_current_stream", lambda i, s=stream_id: (s, i, 1))
+        assert device.stream_key(0, 4096 + stream_id) == 4096 + stream_id
+    assert asked == []
+    monkeypatch.setattr(torch_internals, "_current_stream", lambda index: (0x7F00, index, 1))
+    assert device.stream_key(0, 0x7F00) == ("id", 1)
+    assert device.stream_key(0, 0x7F00) == ("id", 2)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_range_is_probed_once(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    probes: list[int] = []
+    monkeypatch.setattr(driver, "can_map", lambda index: probes.append(index) or works)
+    monkeypatch.setattr(driver, "granularity", lambda index: 64)
+    monkeypatch.setattr(driver, "reserve_addresses", lambda index, nbytes: 0x4000)
+    mapped: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(driver, "map_memory", lambda *args: mapped.append(args))
+    device = CudaDevice()
+    got = [device.new_range(1, 100) for _ in range(2)]
+    assert probes == [1]
+    if not works:
+        assert got == [None, None]
+        return
+    assert got[0] is not None
+    assert (got[0].address, got[0].nbytes, got[0].granularity) == (0x4000, 128, 64)
+    got[0].map(64, 64)
+    assert mapped == [(1, 0x4040, 64)]
+
+
+def test_a_full_device_does_not_settle_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(index: int) -> bool:
+        raise DriverOutOfMemory("cuMemCreate failed: 2")
+
+    monkeypatch.setattr(driver, "can_map", full)
+    device = CudaDevice()
+    with pytest.raises(DriverOutOfMemory):
+        device.new_range(0, 8)
+    monkeypatch.setattr(driver, "can_map", lambda index: False)
+    assert device.new_range(0, 8) is None
+
+
+class Machine:
+    """What torch's own functions say, for the real device over the fake one's memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.here, self.capturing, self.stream, self.stream_id = 0, False, 0, 0
+        self.calls: list[str] = []
+        memory = FakeDevice()
+        for module in (device_module, lanes):
+            monkeypatch.setattr(module, "_here", lambda: self._say("here", self.here))
+            monkeypatch.setattr(module, "_capturing", lambda: self._say("query", self.capturing))
+            monkeypatch.setattr(module, "_raw_stream", lambda i: self._say("raw", self.stream))
+        monkeypatch.setattr(
+            torch_internals, "_current_stream", lambda index: (self.stream_id, index, 1)
+        )
+        monkeypatch.setattr(driver, "stream_id", lambda stream: self.stream_id)
+        for name in ("new_range", "total_bytes", "capability", "capture", "pool_of", "tie"):
+            monkeypatch.setattr(CudaDevice, name, staticmethod(getattr(memory, name)))
+        memory.captures[0, 64] = 1
+
+    def _say(self, call: str, value: Any) -> Any:
+        self.calls.append(call)
+        return value
+
+
+CUDA0 = torch.device("cuda:0")
+
+
+def test_a_hit_costs_one_capture_query_and_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    with use_device(CudaDevice()):
+        first = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
+        machine.calls.clear()
+        assert lane_workspace("bmm_fp8_workspace", 64, CUDA0) is first
+        assert machine.calls == ["here", "query", "raw"]
+        longer = _gemm_workspace_at_least(first, 128)
+        machine.calls.clear()
+        assert _gemm_workspace_at_least(first, 128) is longer
+        assert machine.calls == ["here", "query", "raw"]
+        machine.calls.clear()
+        assert _gemm_workspace_at_least(first, 64) is first
+        assert machine.calls == ["here", "query"]
+        machine.stream, machine.stream_id, machine.capturing = 64, 33, True
+        captured = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
+        machine.calls.clear()
+        assert lane_workspace("bmm_fp8_workspace", 64, CUDA0) is captured
+        assert machine.calls == ["here", "query", "raw"]
+        machine.calls.clear()
+        assert lane_workspace("mm_fp4_workspace", 64, CUDA0) is captured  # never asked eagerly
+        assert machine.calls == ["here", "query", "raw"]
+
+
+def test_the_hot_path_knows_the_request_and_sees_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    with use_device(CudaDevice()) as state:
+        real = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
+        assert state.hot == {("bmm_fp8_workspace", 64, CUDA0): (0, {0: real})}
+        with FakeTensorMode():
+            assert isinstance(lane_workspace("bmm_fp8_workspace", 64, CUDA0), FakeTensor)
+        assert lane_workspace("bmm_fp8_workspace", 64, CUDA0) is real
+
+
+def test_the_hot_path_follows_stream_capture_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+
+    def ask() -> int:
+        views = {lane_workspace("bmm_fp8_workspace", 64, CUDA0).data_ptr() for _ in range(2)}
+        assert len(views) == 1
+        return views.pop()
+
+    with use_device(CudaDevice()) as state:
+        default = ask()
+        machine.stream, machine.stream_id = 64, 33  # one of torch's
+        other = ask()
+        machine.capturing = True
+        captured = ask()
+        machine.capturing = False
+        assert (ask(), len({default, other, captured})) == (other, 3)
+        machine.stream, machine.stream_id = 128, 128  # a stranger's, then another at its handle
+        stranger = ask()
+        machine.stream_id = 256
+        monkeypatch.setattr(CudaDevice, "synchronize", lambda self, index: None)
+        ask()
+        # Its storage may be the same after the synchronisation; its lane is another.
+        assert [lane.key for lane in state.lanes.values() if lane.stream == 128] == [
+            (0, ("id", 256))
+        ]
+        assert stranger not in {default, other, captured}
+        machine.stream, machine.stream_id = 0, 0
+        assert ask() == default
+    with use_device(CudaDevice()):
+        assert ask() != default
+
+
+def test_the_hot_path_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    monkeypatch.setattr(lanes, "HOT", 8)
+    with use_device(CudaDevice()) as state:
+        for nbytes in range(1, 100):
+            lane_workspace("bmm_fp8_workspace", nbytes, CUDA0)
+        assert len(state.hot) <= 8
+
+
+def test_a_device_without_an_index_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)  # A32
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: machine.here)
+    with use_device(CudaDevice()):
+        first = lane_workspace("bmm_fp8_workspace", 64, cuda)
+        machine.here = 1
+        second = lane_workspace("bmm_fp8_workspace", 64, cuda)
+        machine.here = 0
+        assert lane_workspace("bmm_fp8_workspace", 64, cuda) is first
+        assert second.data_ptr() != first.data_ptr()

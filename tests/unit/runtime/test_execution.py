@@ -88,7 +88,7 @@ def test_a_plan_is_held_once_and_only_under_capture(device: FakeDevice, state: S
         for graph in (one, one, two):
             _retain_cudnn_graph_if_capturing(graph)
     assert stats()["plans_held"] == 2
-    assert list(map(id, state.held_plans.values())) == [id(one), id(two)]
+    assert list(map(id, state.holds[7].plans.values())) == [id(one), id(two)]
 
 
 def test_the_hold_asks_about_the_operands_device(device: FakeDevice) -> None:

@@ -17,7 +17,7 @@ from flashinfer.gemm_workspace import (
     guard_plan_build,
     stats,
 )
-from flashinfer.gemm_workspace.plans import ALLOW
+from flashinfer.gemm_workspace.settings import ALLOW
 from flashinfer.gemm_workspace.state import State
 
 from .fake_device import FakeDevice

@@ -44,13 +44,14 @@ def test_a_forked_child_forgets_without_destroying() -> None:
         """
 import os, threading, torch, flashinfer.gemm_workspace as g
 torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: torch.zeros would wait for them
-from flashinfer.gemm_workspace import state
+from flashinfer.gemm_workspace import captures, semaphores, state
+registry, slot = captures.registry, semaphores.Semaphore.take().address
 view = g.lane_workspace("bmm_fp8_workspace", 8, "cpu")
 class Plan:
     def __del__(self):
         if os.getpid() != parent: os.write(1, b"destroyed in the child\\n")
 parent = os.getpid()
-state.current.held_plans[1] = Plan()
+state.current.kept_plans[1] = Plan()
 # A thread that the child will not have holds the locks across the fork.
 held, leave = threading.Event(), threading.Event()
 def hold():
@@ -63,6 +64,8 @@ if pid == 0:
     assert s["lanes"] == [] and s["plans_held"] == 0, s
     assert g.lane_workspace("bmm_fp8_workspace", 8, "cpu") is not view
     with state.current.device_lock(-1): pass
+    assert captures.registry is not registry
+    assert abs(semaphores.Semaphore.take().address - slot) > 64  # none of the parent's slab
     import gc; gc.collect()
     os.write(1, b"child fine\\n"); os._exit(0)
 leave.set()

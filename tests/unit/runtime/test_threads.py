@@ -37,22 +37,22 @@ def together(work: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
 def slowly(device: FakeDevice) -> None:
     """Give a second thread every chance to allocate while the first does."""
     meeting = threading.Barrier(2)
-    original = device._block
+    original = device.about_to_map
 
-    def block(nbytes: int) -> torch.Tensor:
+    def about_to_map(nbytes: int) -> None:
         # Right code never meets here, so this runs out; only wrong code returns at once.
         with suppress(threading.BrokenBarrierError):
             meeting.wait(0.05)
-        return original(nbytes)
+        original(nbytes)
 
-    device._block = block  # type: ignore[method-assign]
+    device.about_to_map = about_to_map  # type: ignore[method-assign]
 
 
 def test_one_stream_one_block(device: FakeDevice) -> None:
     slowly(device)
     views = together(lambda _: lane_workspace(NAME, 64, "cuda"))
     assert all(view is views[0] for view in views)
-    assert len(device.eager) == 1
+    assert len(device.mapped) == 1
 
 
 def test_growth_happens_once(device: FakeDevice) -> None:
@@ -60,7 +60,7 @@ def test_growth_happens_once(device: FakeDevice) -> None:
     slowly(device)
     views = together(lambda _: _gemm_workspace_at_least(first, LANE_BYTES + 1))
     assert all(view is views[0] for view in views)
-    assert len(device.eager) == 2
+    assert len(device.mapped) == 2
 
 
 def test_a_stream_each_a_block_each(device: FakeDevice) -> None:
@@ -77,7 +77,7 @@ def test_the_cache_is_filled_once(device: FakeDevice) -> None:
     slowly(device)
     views = together(lambda _: cache_buffer(cache, "softmax", 64, where))
     assert len({view.data_ptr() for view in views}) == 1
-    assert len(device.eager) == 1
+    assert len(device.torch_made) == 1
 
 
 def test_one_lock_a_device(device: FakeDevice, state: State) -> None:

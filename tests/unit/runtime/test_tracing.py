@@ -41,7 +41,7 @@ def test_fake_tensor_first(state: State) -> None:  # B31
     assert not cache
     assert not state.lanes
     assert not state.buffers
-    assert not state.views
+    assert not state.hot
     real = lane_workspace(NAME, 64, CPU)
     assert type(real) is torch.Tensor
     assert type(cache_buffer(cache, "s", 8, CPU)) is torch.Tensor
