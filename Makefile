@@ -2,17 +2,19 @@
 
 PYTHON ?= python3
 BASE ?= 0.6.16.post3
+MINUTES ?= 5
 VENV ?= .venv
 
 WHEEL_PYTHON = $(VENV)/wheel/bin/python
 TEST_PYTHON = $(VENV)/test/bin/python
 
-.PHONY: wheel test releases lint clean help
+.PHONY: wheel test releases soak lint clean help
 
 help:
 	@echo "make wheel [BASE=0.6.14]  build and verify the drop-in wheel into dist/"
 	@echo "make test                 the CPU suite"
 	@echo "make releases             build and verify all known releases, print the table"
+	@echo "make soak [MINUTES=5]     the simulated device with fresh seeds, for minutes"
 	@echo "make lint                 ruff and mypy"
 	@echo "make clean                remove environments, caches and dist/"
 
@@ -24,6 +26,9 @@ test: $(VENV)/test/ready
 
 releases: $(VENV)/wheel/ready
 	$(WHEEL_PYTHON) -m graft.table
+
+soak: $(VENV)/test/ready
+	HYPOTHESIS_PROFILE=soak SOAK_MINUTES=$(MINUTES) $(TEST_PYTHON) -m pytest -q -s tests/sim/test_machine.py
 
 lint: $(VENV)/test/ready
 	$(TEST_PYTHON) -m ruff check .
