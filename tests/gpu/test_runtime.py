@@ -215,6 +215,7 @@ def test_growth_with_idle_blocks_in_torch(fresh: Any) -> None:
         assert lane().data_ptr() == view.data_ptr()
     finally:
         del hog
+        torch.cuda.empty_cache()  # the tests after this one need the memory
 
 
 EXIT = """

@@ -4,7 +4,7 @@ Run in a process of its own, with the release (or the graft) first on PYTHONPATH
 
     python drive.py lanes
     python drive.py refusals CUDNN_VERSION
-    python drive.py gate
+    python drive.py gate|profile
     python drive.py tune|tuned CACHE_FILE
 """
 
@@ -436,12 +436,51 @@ def drive_tuned(path: str) -> dict[str, Any]:
     return {"before": before, "growing": grown, "after": after}
 
 
+def drive_profile() -> dict[str, Any]:
+    """Tune ``mm_bf16`` with the release's own profiler, which captures every candidate.
+
+    All plans ask for 256 bytes more than the op's own length. Each graph dies before the next.
+    """
+    WORLD.workspace, WORLD.own_pools = 32 * MIB + 256, True
+    captures = [0]
+
+    @contextlib.contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        captures[0] += 1
+        WORLD.dead_graphs.add(WORLD.capture)
+        WORLD.capture += 1
+        WORLD.capturing = True
+        try:
+            yield
+        finally:
+            WORLD.capturing = False
+
+    with contextlib.ExitStack() as patches:
+        for name, stand_in in {
+            "CUDAGraph": mock.MagicMock,
+            "graph": graph,
+            "Event": lambda **_: SimpleNamespace(
+                record=lambda *_: None, elapsed_time=lambda _: 1.0, synchronize=lambda: None
+            ),
+            "stream": lambda _: contextlib.nullcontext(),
+        }.items():
+            patches.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        tuner = importlib.import_module("flashinfer.autotuner")
+        tuner = getattr(tuner, "autotuner", tuner)  # a package from 0.6.15 on
+        patches.enter_context(mock.patch.object(tuner, "delay_kernel"))
+        patches.enter_context(machine())
+        patches.enter_context(flashinfer.autotune(True))
+        flashinfer.mm_bf16(bf16(8192, K), bf16(N, K).t(), backend="cudnn")
+    return {"captures": captures[0], "allocated": WORLD.allocated}
+
+
 DRIVES: dict[str, Callable[..., dict[str, Any]]] = {
     "lanes": drive_lanes,
     "refusals": drive_refusals,
     "gate": drive_gate,
     "tune": drive_tune,
     "tuned": drive_tuned,
+    "profile": drive_profile,
 }
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ class World:
     handles: int = 0
     builds: int = 0
     executions: list[Handed] = field(default_factory=list)
+    #: The capture in progress, also the handle of its graph.
+    capture: int = 1
+    own_pools: bool = False
+    dead_graphs: set[int] = field(default_factory=set)
+    #: (bytes, under capture) of each block that the runtime had to make.
+    allocated: list[tuple[int, bool]] = field(default_factory=list)
 
 
 class Handed:
@@ -191,8 +197,21 @@ def pretend_compiler(*modules: ModuleType) -> None:
             setattr(module, name, lambda *_, **__: SimpleNamespace(build_and_load=CompiledModule))
 
 
+class PretendTie:
+    """Held by a graph that the world says is alive."""
+
+    def __init__(self, world: World, graph: int) -> None:
+        self._world, self._graph = world, graph
+
+    def released(self) -> bool:
+        return self._graph in self._world.dead_graphs
+
+
 class PretendDevice:
-    """The runtime's view of the pretended GPU (see ``gemm_workspace.device.Device``)."""
+    """The runtime's view of the pretended GPU (see ``gemm_workspace.device.Device``).
+
+    It cannot map memory behind an address, so lanes are made of blocks, on the CPU.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -209,19 +228,46 @@ class PretendDevice:
     def raw_stream(self, _: int) -> int:
         return self._world.stream
 
-    def capture_id(self, _index: int, _stream: int) -> int:
-        return 1
+    def stream_key(self, _: int, stream: int) -> int:
+        return stream
 
-    def _memory(self, _: int, nbytes: int) -> torch.Tensor:
+    def capture(self, _index: int, _stream: int) -> Any:
+        from flashinfer.gemm_workspace.device import Capture
+
+        return Capture(self._world.capture, self._world.capture)
+
+    def pool_of(self, capture: int) -> int | None:
+        return capture if self._world.own_pools else 1
+
+    def captures_running(self) -> int:
+        return int(self._world.capturing)
+
+    def tie(self, graph: int) -> PretendTie:
+        return PretendTie(self._world, graph)
+
+    def new_range(self, _index: int, _nbytes: int) -> None:
+        return None
+
+    def allocate(self, _: int, nbytes: int, capturing: bool) -> torch.Tensor:
+        self._world.allocated.append((nbytes, capturing))
         return on_cuda(torch.zeros(nbytes, dtype=torch.uint8))
 
-    allocate_eager = allocate_in_capture = _memory
+    def allocate_torch(self, index: int, nbytes: int) -> torch.Tensor:
+        return self.allocate(index, nbytes, self._world.capturing)
+
+    def release_idle(self, _: int) -> int:
+        return 0
 
     def free_bytes(self, _: int) -> int:
         return 1 << 33
 
     def idle_bytes(self, _: int) -> int:
         return 0
+
+    def total_bytes(self, _: int) -> int:
+        return 1 << 34
+
+    def synchronize(self, _: int) -> None: ...
 
     def relaxed(self) -> Any:
         return contextlib.nullcontext()
