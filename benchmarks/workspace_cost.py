@@ -45,20 +45,40 @@ found = {
 try:
     import flashinfer.gemm_workspace as ws
 except ImportError:
+    operand = torch.zeros(1, device="cuda")
     found["_get_cache_buf"] = microseconds(lambda: utils._get_cache_buf(NAME, SIZE, DEVICE))
 else:
-    view = ws.lane_workspace(NAME, SIZE, DEVICE)
+    lane, at_least = ws.lane_workspace, ws._gemm_workspace_at_least
+    start = time.perf_counter()
+    view = lane(NAME, SIZE, DEVICE)
+    found["first lane of the process, with the probe"] = (time.perf_counter() - start) * 1e6
     locked = ws.device_locked(lambda a: None)
     operand = torch.zeros(1, device="cuda")
-    found["lane_workspace"] = microseconds(lambda: ws.lane_workspace(NAME, SIZE, DEVICE))
-    found["_gemm_workspace_at_least, fits"] = microseconds(
-        lambda: ws._gemm_workspace_at_least(view, SIZE)
-    )
+    found["lane_workspace"] = microseconds(lambda: lane(NAME, SIZE, DEVICE))
+    found["_gemm_workspace_at_least, fits"] = microseconds(lambda: at_least(view, SIZE))
     found["device_locked"] = microseconds(lambda: locked(operand))
     plan = object()
     found["_retain_cudnn_graph_if_capturing, eager"] = microseconds(
         lambda: ws._retain_cudnn_graph_if_capturing(plan)
     )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = lane(NAME, SIZE, DEVICE)
+        start = time.perf_counter()
+        at_least(captured, 300 << 20)[:8].add_(1)
+        found["growth from 40 to 300 MiB under capture"] = (time.perf_counter() - start) * 1e6
+        found["lane_workspace under capture"] = microseconds(
+            lambda: lane(NAME, SIZE, DEVICE), 3_000
+        )
+begun = []
+for _ in range(300):
+    graph = torch.cuda.CUDAGraph()
+    start = time.perf_counter()
+    with torch.cuda.graph(graph):
+        operand.add_(1)
+    begun.append(time.perf_counter() - start)
+found["a capture of one kernel, median"] = sorted(begun)[150] * 1e6
+found = {name: round(value, 3) for name, value in found.items()}
 print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "us": found}))
 """
 
