@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="9a9b6fc9e27639f4132c6c9023c7c80dc65b9bf29454c63f29b0ddc0a1f44933",
-        delta="e22a9fc95af26079b60f9d09e1246de900528168324911ec1dbc6c3bf00f77eb",
+        runtime="60d6533e040692eb0e83893c714eaff85db1c4433840db933782cbe00ff0199b",
+        delta="3e9f2b64b73b0528a296fd5429ca56f1fae288bea2351ca0a1145e43cec500a6",
     ),
 }
 CURRENT = max(LABELS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .device import Device, Range
-from .errors import DriverOutOfMemory
+from .errors import DriverOutOfMemory, RangeTooShort
 
 # Addresses reserved for one arena, if the device has as much memory. Bytes. Ranges of 64 GiB ran
 # out after 2,046 of them; of these there is room for thousands of arenas.
@@ -53,7 +53,7 @@ class Arena:
     def grow(self, nbytes: int, capturing: bool) -> None:  # noqa: ARG002 - mapping needs no leave
         wanted = self._aligned(nbytes)
         if wanted > self._range.nbytes:
-            raise DriverOutOfMemory(
+            raise RangeTooShort(
                 f"{wanted} bytes are more than the {self._range.nbytes} reserved for an arena"
             )
         roomy = min(self._aligned(wanted + wanted // HEADROOM), self._range.nbytes)

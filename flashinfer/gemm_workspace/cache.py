@@ -13,9 +13,10 @@ import torch
 from . import state as _state
 from . import torch_internals
 from .device import Device
-from .growth import Asker, grow
+from .growth import Asker, grow, served
 from .lanes import reserve_lane
 from .names import is_lane
+from .state import State
 from .storage import Blocks
 
 Cache = dict[tuple[str, torch.device], torch.Tensor]
@@ -60,24 +61,42 @@ def cache_buffer(
         and (place.index is not None or state.device.index_of(buffer.device) == index)
     ):
         return buffer
-    with state.lock:
-        storage = state.buffers.get((name, index))
-        if storage is None:
-            storage = Blocks(functools.partial(_allocate, state.device, index, zero_init))
-        fresh = storage.nbytes < max(nbytes, 1)
-        if fresh:
-            stream = state.device.raw_stream(index)
-            capture = CAPTURING if state.device.is_capturing(index) else None
-            asker = Asker(name, name, ("cache", index), index, stream, capture)
-            grow(state, storage, max(nbytes, 1), asker)
-            state.buffers[name, index] = storage
-        buffer = storage.cut(nbytes)
-        if zero_init and not fresh:
-            # The release would have made a new zeroed tensor at this point of this stream.
-            with state.device.device_guard(index), torch.inference_mode(False):
-                buffer.zero_()
-        outgrown = cache.get((name, device))
-        if outgrown is not None and state.device.index_of(outgrown.device) == index:
-            storage.keep(outgrown)  # an engine's own entry: it was handed out too
-        cache[name, device] = buffer
-        return buffer
+    arguments = (state, cache, name, nbytes, device, zero_init, index)
+
+    def renew() -> torch.Tensor:
+        with state.lock:
+            return _renew(*arguments)
+
+    return served(state, index, renew)
+
+
+def _renew(
+    state: State,
+    cache: Cache,
+    name: str,
+    nbytes: int,
+    device: torch.device,
+    zero_init: bool,
+    index: int,
+) -> torch.Tensor:
+    """The entry, made anew; the caller has ``state.lock``."""
+    storage = state.buffers.get((name, index))
+    if storage is None:
+        storage = Blocks(functools.partial(_allocate, state.device, index, zero_init))
+    fresh = storage.nbytes < max(nbytes, 1)
+    if fresh:
+        stream = state.device.raw_stream(index)
+        capture = CAPTURING if state.device.is_capturing(index) else None
+        asker = Asker(name, name, ("cache", index), index, stream, capture)
+        grow(state, storage, max(nbytes, 1), asker)
+        state.buffers[name, index] = storage
+    buffer = storage.cut(nbytes)
+    if zero_init and not fresh:
+        # The release would have made a new zeroed tensor at this point of this stream.
+        with state.device.device_guard(index), torch.inference_mode(False):
+            buffer.zero_()
+    outgrown = cache.get((name, device))
+    if outgrown is not None and state.device.index_of(outgrown.device) == index:
+        storage.keep(outgrown)  # an engine's own entry: it was handed out too
+    cache[name, device] = buffer
+    return buffer

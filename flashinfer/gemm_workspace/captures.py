@@ -63,7 +63,7 @@ class Registry:
 
     def __init__(self, capture_of_stream: Callable[[], int | None] = current_capture) -> None:
         self._capture_of_stream = capture_of_stream
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._graphs: dict[int, _Record] = {}
         self._captures: dict[int, _Record] = {}
         self._running: set[_Record] = set()

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from . import state as _state
-from .growth import device_name
+from .device import CPU
+from .growth import device_name, served
 from .holds import collect
 from .lanes import map_ahead
 from .state import Lane, State
@@ -33,13 +34,20 @@ def reserve(nbytes: int, device: torch.device | str | None = None, lanes: int = 
             raise ValueError(f"{what} is {number!r}, wanted a number of at least 0")
     state = _state.current
     index: int | None = state.device.current_index()
-    if device is not None:
+    if device is None and index == CPU and torch.cuda.is_available():
+        index = state.device.index_of(torch.device("cuda"))
+    elif device is not None:
         index = state.device.index_of(torch.device(device))
     if index is None:
         raise ValueError(f"device {device} has no lanes, wanted a CUDA device or the CPU")
     collect()
-    with state.lock:
-        map_ahead(state, index, nbytes, lanes)
+    place = index
+
+    def map_them() -> None:
+        with state.lock:
+            map_ahead(state, place, nbytes, lanes)
+
+    served(state, place, map_them)
 
 
 def seal(sealed: bool = True) -> None:

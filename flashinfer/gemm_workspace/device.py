@@ -227,6 +227,8 @@ class CudaDevice:
     def eager_stream(self, index: int) -> Hashable | None:
         """``is_capturing``, ``raw_stream`` and ``stream_key`` in one call: the key of the current
         stream, ``None`` if it captures."""
+        if index == CPU:
+            return 0
         if _here() == index:
             if _capturing():
                 return None

@@ -27,12 +27,20 @@ _PROBE = 0x5A  # the byte that can_map() writes and reads back
 
 
 @functools.cache
-def _bindings() -> Any:
+def _found() -> Any:
+    """cuda-python's driver module, or None; a failed import is remembered too."""
     # cuda-python before 12.8 has the same functions under the older name.
     for name in ("cuda.bindings.driver", "cuda.cuda"):
         with suppress(ImportError):
             return importlib.import_module(name)
-    raise DriverUnavailable("neither cuda.bindings.driver nor cuda.cuda can be imported")
+    return None
+
+
+def _bindings() -> Any:
+    found = _found()
+    if found is None:
+        raise DriverUnavailable("neither cuda.bindings.driver nor cuda.cuda can be imported")
+    return found
 
 
 def _call(name: str, *arguments: object) -> tuple[Any, ...]:
@@ -269,21 +277,28 @@ def map_memory(index: int, address: int, nbytes: int) -> None:
     with _working(index):
         properties = _memory_of(index)
         (handle,) = _call("cuMemCreate", nbytes, properties, 0)
+        mapped = True
         try:
-            _call("cuMemMap", address, nbytes, 0, handle, 0)
             try:
+                try:
+                    _call("cuMemMap", address, nbytes, 0, handle, 0)
+                except (DriverError, DriverUnavailable):
+                    mapped = False
+                    raise
                 access = _bindings().CUmemAccessDesc()
                 access.location = properties.location
                 access.flags = _bindings().CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                 _call("cuMemSetAccess", address, nbytes, [access], 1)
                 with _private_stream() as stream:
                     _call("cuMemsetD8Async", address, 0, nbytes, stream)
-            except BaseException:
+            finally:
+                # The mapping keeps the memory; without one this frees it.
+                _call("cuMemRelease", handle)
+        except BaseException:
+            # KeyboardInterrupt too, which arrives when a call returns: it has done its work then.
+            if mapped:
                 _call("cuMemUnmap", address, nbytes)
-                raise
-        finally:
-            # The mapping keeps the memory; without one this frees it.
-            _call("cuMemRelease", handle)
+            raise
 
 
 def unmap(index: int, address: int, nbytes: int) -> None:

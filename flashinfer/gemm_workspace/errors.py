@@ -41,5 +41,9 @@ class DriverOutOfMemory(DriverError):
     """A CUDA driver call found no memory or no addresses (internal)."""
 
 
+class RangeTooShort(DriverOutOfMemory):
+    """More than the addresses of an arena (internal): memory would not help."""
+
+
 #: What allocators raise for want of memory.
 NO_MEMORY = (DriverOutOfMemory, MemoryError, torch.OutOfMemoryError)

@@ -15,6 +15,7 @@ from .errors import (
     DriverError,
     DriverUnavailable,
     GemmWorkspaceError,
+    RangeTooShort,
 )
 from .state import Growth, LaneKey, State, log
 from .storage import Storage
@@ -54,7 +55,7 @@ def grow(state: State, storage: Storage, nbytes: int, asker: Asker) -> None:
     """
     old = storage.nbytes
     try:
-        try_twice(state, nbytes, asker, lambda: storage.grow(nbytes, asker.capturing))
+        storage.grow(nbytes, asker.capturing)
     except DriverUnavailable as error:
         raise CudnnWorkspaceTooSmallInCaptureError(
             f"{_need(state, storage, nbytes, asker)}, while the current stream captures, "
@@ -81,31 +82,31 @@ def grow(state: State, storage: Storage, nbytes: int, asker: Asker) -> None:
     )
 
 
-def try_twice(state: State, nbytes: int, asker: Asker, step: Callable[[], R]) -> R:
-    """``step()``; when there is no memory, once more without the idle blocks of torch's allocator.
+def served(state: State, index: int, call: Callable[[], R]) -> R:
+    """``call()``; when there is no memory, once more without the idle blocks of torch's allocator.
 
-    The driver cannot see what is idle there. Giving it back synchronises and frees, which is no
-    thing to do while anybody captures: then the first error stands.
+    The driver cannot see what is idle there. Giving it back waits for the device and frees, which
+    is no thing to do while anybody captures: then the first error stands. The caller does not have
+    ``state.lock``: what the device waits for may need a launch of a thread that needs the lock.
     """
     try:
-        return step()
-    except NO_MEMORY:
-        if asker.capturing or state.device.captures_running() > 0:
+        return call()
+    except GemmWorkspaceError as error:
+        # Addresses that are used up do not come back with memory.
+        if isinstance(error.__cause__, RangeTooShort) or state.device.captures_running() > 0:
             raise
-        released = state.device.release_idle(asker.index)
+        released = state.device.release_idle(index)
         if released <= 0:
             raise
-    log.warning(
-        "%s needs %d bytes on %s, which were only idle in torch's allocator: gave %d idle bytes "
-        "back. %s(%d) early, or a smaller share of the device for the engine, avoids this.",
-        asker.op,
-        nbytes,
-        device_name(asker.index),
-        released,
-        _RESERVE,
-        nbytes,
-    )
-    return step()
+        if state.first_time(f"idle blocks of {device_name(index)}"):
+            log.warning(
+                "%s. Now gave %d idle bytes back, and trying again. %s early, or a "
+                "smaller share of the device for the engine, avoids this. Said once a device.",
+                error,
+                released,
+                _RESERVE,
+            )
+    return call()
 
 
 def check_seal(state: State, storage: Storage | None, nbytes: int, asker: Asker) -> None:

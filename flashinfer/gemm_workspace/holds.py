@@ -21,6 +21,9 @@ from .state import Hold, Lane, State, log
 _NEWEST = 8
 _IN_TURN = 8
 
+# Weak references to plans that may gather before dead ones are dropped.
+_PRUNE = 1024
+
 
 def hold_lane(state: State, capture: Capture, lane: Lane) -> Hold:
     """Keep ``lane`` for the graph of ``capture``; the caller has ``state.lock``."""
@@ -97,8 +100,9 @@ def retire(state: State, lane: Lane, dirty: bool = False) -> None:
 
     ``dirty``: work of its stream may still run.
     """
-    if state.lanes.get((lane.part, lane.key)) is lane:
-        del state.lanes[lane.part, lane.key]
+    if state.lanes.get((lane.part, lane.key)) is not lane:
+        return  # once: storage in two lists would get two owners
+    del state.lanes[lane.part, lane.key]
     for address in lane.addresses:
         if state.ledger.get(address) is lane:
             del state.ledger[address]
@@ -110,6 +114,10 @@ def watch_plan(state: State, plan: object) -> None:
     """``plan`` was built: while captures run it must not be unloaded, whoever drops it."""
     with suppress(TypeError), state.lock:  # what cannot be watched is none of cuDNN's
         state.unpinned.append(weakref.ref(plan))
+        if len(state.unpinned) >= state.prune_at:
+            # A process that never captures would keep a reference for every plan it ever built.
+            state.unpinned[:] = [ref for ref in state.unpinned if ref() is not None]
+            state.prune_at = 2 * len(state.unpinned) + _PRUNE
         if state.device.captures_running() > 0:
             _pin(state)
 

@@ -22,8 +22,9 @@ from .errors import (
     CudnnWorkspaceTooSmallInCaptureError,
     DriverError,
     DriverUnavailable,
+    GemmWorkspaceError,
 )
-from .growth import Asker, check_seal, device_name, grow, try_twice
+from .growth import Asker, check_seal, device_name, grow, served
 from .holds import collect, hold_lane, retire, sweep
 from .names import GENERIC_LANE, LANE_BYTES, MADE_TO_MEASURE, shared_part
 from .state import Lane, LaneKey, State, log
@@ -87,16 +88,21 @@ def _gemm_workspace_at_least(workspace: torch.Tensor, size: int) -> torch.Tensor
     """``workspace`` if it has ``size`` bytes, else ``size`` bytes of the current lane.
 
     ``workspace`` itself is never touched: the caller, its clones and captured graphs use it.
-    Under capture the lane that is used is held for the capturing graph, also when ``workspace``
-    was fetched before the capture began. Raises as :func:`lane_workspace` does.
+    Under capture a lane of ours that is not the capture's own (it was fetched before the capture
+    began) is replaced by that one, in the same length, and what is used is held for the graph.
+    Raises as :func:`lane_workspace` does.
     """
     state = _state.current
     if workspace.numel() >= size:
         # A tensor that is traced has no address; a tensor that is none of ours has no lane.
         if type(workspace) is torch.Tensor and not _dynamo_tracing():
             lane = state.ledger.get(workspace.data_ptr()) or _lane_of_slice(state, workspace)
-            if lane is not None and state.device.is_capturing(lane.index):
-                _hold_as_it_is(state, lane)
+            if (
+                lane is not None
+                and state.device.is_capturing(lane.index)
+                and not _hold_as_it_is(state, lane)
+            ):
+                return _captured_view(state, lane.part, workspace.numel(), lane.index)
         return workspace
     if torch_internals.tracing() or torch_internals.is_traced_tensor(workspace):
         return workspace.new_empty(size, dtype=torch.uint8)
@@ -155,7 +161,7 @@ def map_ahead(state: State, index: int, nbytes: int, lanes: int) -> None:
         short = [each for each in free if each.nbytes < nbytes]
         longest = max(short, key=lambda each: each.nbytes, default=None)
         check_seal(state, longest, nbytes, asker)
-        storage = longest if longest is not None else _new(state, nbytes, asker)
+        storage = longest if longest is not None else _new(state, asker.index)
         grow(state, storage, nbytes, asker)
         if storage not in free:
             free.append(storage)
@@ -202,9 +208,17 @@ def _eager_view(
     if view is not None:
         return view
     collect(everything=False, unpin=False)
-    with state.lock:
-        stream = state.device.raw_stream(index)
-        return _cut(_lane(state, name, nbytes, index, stream, key, None), nbytes)
+    stream = state.device.raw_stream(index)
+    if lane is None:
+        with state.lock:
+            _retire_former(state, index, stream, key)
+        _wash(state, index)
+
+    def make() -> torch.Tensor:
+        with state.lock:
+            return _cut(_lane(state, name, nbytes, index, stream, key, None), nbytes)
+
+    return served(state, index, make)
 
 
 def _cut(lane: Lane, nbytes: int) -> torch.Tensor:
@@ -254,16 +268,29 @@ def _lane_of_slice(state: State, workspace: torch.Tensor) -> Lane | None:
     return state.ledger.get(workspace.untyped_storage().data_ptr())
 
 
-def _hold_as_it_is(state: State, lane: Lane) -> None:
+def _hold_as_it_is(state: State, lane: Lane) -> bool:
+    """Hold ``lane`` for the current capture; False if it is not the lane of that capture.
+
+    It is not when the workspace was fetched before the capture began: eager calls of its stream,
+    and captures of other pools, could use it at the same time.
+    """
+    stream = state.device.raw_stream(lane.index)
     try:
-        capture = state.device.capture(lane.index, state.device.raw_stream(lane.index))
+        capture = state.device.capture(lane.index, stream)
     except (DriverUnavailable, DriverError):
         # Whose graph it is cannot be told, so nobody else ever gets this lane.
         lane.users.add(_FOREVER)
-        return
+        return True
+    stream_key = state.device.stream_key(lane.index, stream)
+    if lane.key != _captured_key(state, lane.index, capture, stream_key):
+        return False
     if capture.id not in lane.users:
         with state.lock:
+            # Found without the lock: it may have been retired, and taken by another, since.
+            if state.lanes.get((lane.part, lane.key)) is not lane:
+                return False
             hold_lane(state, capture, lane)
+    return True
 
 
 # Lanes and their storage; the caller has ``state.lock``. -----------------------------------------
@@ -296,7 +323,15 @@ def _lane(
     asker = Asker(
         scope.op() or name, part, key, index, stream, None if capture is None else capture.id
     )
-    storage = _take(state, start, asker)
+    try:
+        storage = _take(state, start, asker)
+    except (GemmWorkspaceError, CudnnWorkspaceTooSmallInCaptureError) as first:
+        if start <= max(nbytes, 1):
+            raise
+        try:
+            storage = _take(state, max(nbytes, 1), asker)  # what was asked for may still be had
+        except (GemmWorkspaceError, CudnnWorkspaceTooSmallInCaptureError):
+            raise first from first.__cause__
     lane = Lane(part, key, index, stream, capture is not None, storage)
     # Only now: a lane whose storage could not be had was never there.
     state.lanes[part, key] = lane
@@ -342,16 +377,28 @@ def _retire_former(state: State, index: int, stream: int, key: LaneKey) -> None:
                 retire(state, lane, dirty=True)
 
 
+def _wash(state: State, index: int) -> None:
+    """Make dirty storage free. Waits for the device, so without the lock: what runs there may
+    wait for a launch of another thread, on another device, that needs the lock first."""
+    with state.lock:
+        dirty = state.dirty.get(index)
+        if state.free.get(index) or not dirty or state.device.captures_running() > 0:
+            return
+        del state.dirty[index]
+    place = state.dirty
+    try:
+        # A capture that nobody told us of forbids it: then they stay dirty.
+        with suppress(DriverError, DriverUnavailable):
+            state.device.synchronize(index)
+            place = state.free
+    finally:
+        with state.lock:
+            place.setdefault(index, []).extend(dirty)
+
+
 def _take(state: State, nbytes: int, asker: Asker) -> Storage:
     """Storage of at least ``nbytes``: spare one, if there is any, before new one."""
     free = state.free.setdefault(asker.index, [])
-    dirty = state.dirty.get(asker.index)
-    if not free and dirty and not asker.capturing and state.device.captures_running() == 0:
-        # A capture that nobody told us of forbids it: then they stay dirty.
-        with suppress(DriverError, DriverUnavailable):
-            state.device.synchronize(asker.index)
-            free.extend(dirty)
-            dirty.clear()
     # The smallest that is long enough, else the longest, which then has least to grow.
     fitting = [each for each in free if each.nbytes >= nbytes]
     if fitting:
@@ -359,18 +406,18 @@ def _take(state: State, nbytes: int, asker: Asker) -> Storage:
     else:
         longest = max(free, key=lambda each: each.nbytes, default=None)
         check_seal(state, longest, nbytes, asker)
-        storage = longest if longest is not None else _new(state, nbytes, asker)
+        storage = longest if longest is not None else _new(state, asker.index)
         grow(state, storage, nbytes, asker)
     if storage in free:
         free.remove(storage)
     return storage
 
 
-def _new(state: State, nbytes: int, asker: Asker) -> Storage:
+def _new(state: State, index: int) -> Storage:
     """New storage with nothing behind it yet."""
-    device, index = state.device, asker.index
+    device = state.device
     try:
-        arena = try_twice(state, nbytes, asker, lambda: Arena.on(device, index))
+        arena = Arena.on(device, index)
     except NO_MEMORY:
         arena = None  # not even addresses: a block may still be had
     if arena is None:

@@ -115,6 +115,8 @@ class State:
     # Plans that were built, weakly: those that no capture has begun since, and the rest; and the
     # strong references that keep them from being unloaded during a capture, by id.
     unpinned: list[weakref.ref[object]] = field(default_factory=list)
+    # Length of that list at which its dead references are dropped.
+    prune_at: int = 1024
     pinned: list[weakref.ref[object]] = field(default_factory=list)
     pins: dict[int, object] = field(default_factory=dict)
     # The release's cache, by (name, device index).
@@ -130,8 +132,13 @@ class State:
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """What the environment said at the first use."""
-        return Settings.read()
+        """What the environment said at the first use; the defaults if that means nothing."""
+        try:
+            return Settings.read()
+        except ValueError as error:
+            # Not raised: this is reached from within a GEMM, whose caller set nothing.
+            log.warning("%s. Going on with the defaults of all of these.", error)
+            return Settings()
 
     @functools.cached_property
     def eager_stream(self) -> Callable[[int], Hashable | None]:

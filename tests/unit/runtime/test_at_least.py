@@ -95,14 +95,18 @@ def test_another_stream_gets_its_own(device: FakeDevice) -> None:
     assert _gemm_workspace_at_least(view, CUBLASLT).data_ptr() != view.data_ptr()
 
 
-def test_long_enough_under_capture_is_held_for_the_graph(device: FakeDevice, state: State) -> None:
+def test_long_enough_under_capture_is_the_captures_own(device: FakeDevice, state: State) -> None:
+    """Invariant 2: what was fetched before the capture belongs to the stream's eager calls."""
     view = lane_workspace(NAME, 32 * MiB, "cuda")
-    lane = next(iter(state.lanes.values()))
     with device.capturing(capture=9):
-        assert _gemm_workspace_at_least(view, 8) is view
+        own = _gemm_workspace_at_least(view, 8)
+        assert own.data_ptr() != view.data_ptr()
+        assert own.numel() == 32 * MiB  # Invariant 4: the length that was passed
+        assert _gemm_workspace_at_least(own, 8) is own
         assert _gemm_workspace_at_least(view[1024:], 8).numel() == 32 * MiB - 1024
-        assert lane.users == {9}
-        assert state.holds[9].lanes == [lane]
+        eager, captured = state.lanes.values()
+        assert (eager.users, captured.users) == (set(), {9})
+        assert state.holds[9].lanes == [captured]
         mine = torch.empty(64, dtype=torch.uint8)
         device.queries.clear()
         assert _gemm_workspace_at_least(mine, 64) is mine  # a caller's: nothing to hold or ask

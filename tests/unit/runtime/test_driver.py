@@ -114,10 +114,10 @@ def bindings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         parent = parent.rpartition(".")[0]
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
     monkeypatch.setitem(sys.modules, request.param, made)
-    driver._bindings.cache_clear()
+    driver._found.cache_clear()
     driver._capture_query.cache_clear()
     yield made
-    driver._bindings.cache_clear()
+    driver._found.cache_clear()
     driver._capture_query.cache_clear()
 
 
@@ -125,9 +125,9 @@ def bindings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def absent(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("cuda", "cuda.bindings", "cuda.bindings.driver", "cuda.cuda"):
         monkeypatch.setitem(sys.modules, name, None)
-    driver._bindings.cache_clear()
+    driver._found.cache_clear()
     yield
-    driver._bindings.cache_clear()
+    driver._found.cache_clear()
 
 
 def test_allocate_in_order_and_restored(bindings: Bindings) -> None:
