@@ -90,3 +90,22 @@ def test_a_cubin_of_another_version_is_still_refused(tree: Trees, tmp_path: Path
     cubin = package(tmp_path, "flashinfer_cubin", "0.6.1")
     with pytest.raises(AssertionError, match="does not match"):
         look(tree("0.6.16.post3", grafted=True), cubin)
+
+
+def test_the_command_line_runs(tree: Trees) -> None:
+    """What the console script calls, with the commands of the release."""
+
+    def told(folder: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", "from flashinfer.__main__ import cli; cli()", "--help"],
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    graft = told(tree("0.6.16.post3", grafted=True))
+    assert "show-config" in graft
+    assert graft == told(tree("0.6.16.post3", grafted=False))
