@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="60d6533e040692eb0e83893c714eaff85db1c4433840db933782cbe00ff0199b",
-        delta="3e9f2b64b73b0528a296fd5429ca56f1fae288bea2351ca0a1145e43cec500a6",
+        runtime="31bd6bc7f8e9012cd99c79325ecbd8f5b4ef1c872cf8e96179c62303e9bf688a",
+        delta="e4e8387fb9fc0cec5dc722ab48968012f7f29c9d2301508c34e7a0ad9942920c",
     ),
 }
 CURRENT = max(LABELS)

@@ -43,6 +43,10 @@ VIEWS = 64
 # Requests remembered for the hot path, before all are forgotten and looked up again.
 HOT = 1024
 
+# Handles that are no stream's own: the default stream, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
+# The last is another living stream in each thread.
+_NAMES_OF_STREAMS = (0, 1, 2)
+
 # A user of a lane that no graph's end removes: no capture has this id.
 _FOREVER = -1
 
@@ -370,6 +374,8 @@ def _enter(state: State, lane: Lane) -> None:
 
 def _retire_former(state: State, index: int, stream: int, key: LaneKey) -> None:
     """Lanes of a stream that is gone: another one has its handle now."""
+    if stream in _NAMES_OF_STREAMS:
+        return
     for lane in list(state.lanes.values()):
         if lane.index == index and lane.stream == stream and not lane.captured and lane.key != key:
             lane.stream_gone = True

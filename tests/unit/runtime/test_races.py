@@ -141,3 +141,15 @@ def test_a_setting_without_meaning_is_said_and_changes_nothing(
     (record,) = caplog.records
     assert "FLASHINFER_GEMM_WORKSPACE_SHARE is 'yes, please', wanted one of" in record.getMessage()
     assert stats()["sharing"] == {"cuda:0": True}
+
+
+def test_the_per_thread_default_stream_is_many_streams(device: FakeDevice, state: State) -> None:
+    """Handle 2 means another living stream in each thread: none of their lanes is given away."""
+    device.streams[0] = 2
+    views = []
+    for identity in (100, 101, 100):
+        device.stream_ids[2] = identity
+        views.append(lane_workspace(A, 8, "cuda"))
+    assert views[0] is views[2]
+    assert views[0].data_ptr() != views[1].data_ptr()
+    assert device.syncs == []
