@@ -54,4 +54,5 @@ __all__ = [
 ]
 
 captures.before_begin = holds.before_capture
-captures.install()
+for _graph_class in captures.graph_classes():
+    captures.install(_graph_class)

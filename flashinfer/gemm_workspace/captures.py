@@ -2,7 +2,8 @@
 
 ``torch.cuda.CUDAGraph`` says neither under capture: ``pool()`` answers only after the end, and a
 pool that torch made itself has no name before that. So ``capture_begin``, ``capture_end`` and
-``reset`` of the class are wrapped, once, at import.
+``reset`` of the class are wrapped, once, at import; and of ``torch.accelerator.Graph``, where this
+torch has one.
 
 Why that is safe on torch 2.8 to 2.15: in all of them these are plain Python methods of
 ``torch.cuda.graphs.CUDAGraph`` over the C++ class, and ``torch.cuda.graph``,
@@ -10,10 +11,12 @@ Why that is safe on torch 2.8 to 2.15: in all of them these are plain Python met
 parameter and is called ``pool``; later releases only add parameters after it, and all arguments
 are passed on as they came. The original's result and errors are the caller's. What is recorded
 runs after it and cannot raise; only the collection runs before, while no capture can be harmed.
+``torch.accelerator.Graph`` is such a class too, and is given its pool when it is made: it keeps it
+as ``graph_pool``. One that does not would have lanes of its own.
 
-Whoever goes round the class (the C++ base, ``torch.accelerator.Graph``, the driver itself, a
-capture begun before this import) makes a capture whose pool is unknown: it gets lanes of its own,
-which is safe and only costs memory.
+Whoever goes round the classes (their C++ bases, the driver itself, a capture begun before this
+import) makes a capture whose pool is unknown: it gets lanes of its own, which is safe and only
+costs memory.
 """
 
 from __future__ import annotations
@@ -72,6 +75,10 @@ class Registry:
         # Graph objects that died. Filled by finalizers, which may run at any point of any
         # thread, this module's own code included: they take no lock and only append.
         self._dead: deque[tuple[int, _Record]] = deque()
+
+    def graphs_died(self) -> bool:
+        """Whether graph objects died that nobody has looked after yet. Costs next to nothing."""
+        return bool(self._dead)
 
     def running(self) -> int:
         """How many captures run."""
@@ -209,7 +216,13 @@ def forget() -> None:
     registry = Registry()
 
 
-def install(graph_class: type = torch.cuda.CUDAGraph) -> None:
+def graph_classes() -> list[type]:
+    """The classes of this torch by which a capture can begin."""
+    newer = getattr(getattr(torch, "accelerator", None), "Graph", None)
+    return [torch.cuda.CUDAGraph] if newer is None else [torch.cuda.CUDAGraph, newer]
+
+
+def install(graph_class: type) -> None:
     """Wrap the methods of ``graph_class`` by which a capture begins and ends; once."""
     for name, wrap in (("capture_begin", _begin), ("capture_end", _end), ("reset", _reset)):
         original = getattr(graph_class, name)
@@ -232,7 +245,8 @@ def _begin(original: Callable[..., Any]) -> Callable[..., Any]:
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         _safely(before_begin)
         result = original(self, *args, **kwargs)
-        _safely(registry.began, self, args[0] if args else kwargs.get("pool"))
+        pool = args[0] if args else kwargs.get("pool")
+        _safely(registry.began, self, getattr(self, "graph_pool", None) if pool is None else pool)
         return result
 
     return capture_begin

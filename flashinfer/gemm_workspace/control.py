@@ -63,11 +63,13 @@ def seal(sealed: bool = True) -> None:
 def stats() -> dict[str, Any]:
     """What the runtime holds. All sizes in bytes.
 
-    ``lanes``: workspaces in use, with the graphs that hold them. ``spare``: mapped and unused
-    (``dirty``: usable after the next synchronisation). ``storage`` by device: ``arena``, or
-    ``blocks`` where memory cannot be mapped behind an address. ``sharing`` by device: whether
-    ops share. ``growths``: the last 256. ``plans_kept_for_process``: plans that could not be
-    tied to a graph.
+    ``lanes``: workspaces in use, with the graphs that hold them. ``streams_of_others``: how many
+    lanes are of streams that torch did not make; such a lane is taken by another only once a new
+    stream comes at the handle of its stream, since nobody sees a stream end. ``spare``: mapped
+    and unused (``dirty``: usable after the next synchronisation). ``storage`` by device:
+    ``arena``, or ``blocks`` where memory cannot be mapped behind an address. ``sharing`` by
+    device: whether ops share. ``growths``: the last 256. ``plans_kept_for_process``: plans that
+    could not be tied to a graph.
     """
     state = _state.current
     collect()
@@ -92,6 +94,10 @@ def stats() -> dict[str, Any]:
         plans = {id(plan) for hold in state.holds.values() for plan in hold.plans.values()}
         return {
             "lanes": lanes,
+            "streams_of_others": sum(
+                not (lane.captured or state.device.lasts(lane.index, lane.stream))
+                for lane in state.lanes.values()
+            ),
             "spare": spare,
             "buffers": buffers,
             "lane_bytes": sum(each.nbytes + each.kept_bytes for _, each in _lane_storages(state)),

@@ -77,6 +77,13 @@ class Device(Protocol):
     def stream_key(self, index: int, stream: int) -> Hashable:
         """What tells ``stream``, current on ``index``, from one made later at its handle."""
 
+    def lasts(self, index: int, stream: int) -> bool:
+        """Whether ``stream``, whose key was asked before, lives as long as the process."""
+
+    def alone(self, index: int) -> bool:
+        """Whether this process sees no other CUDA device than ``index``, so that it is current
+        whenever any is."""
+
     # Captures. ----------------------------------------------------------------------------------
 
     def capture(self, index: int, stream: int) -> Capture:
@@ -240,8 +247,11 @@ class CudaDevice:
         return stream if (index, stream) in self._lasting else self._learn_stream(index, stream)
 
     def lasts(self, index: int, stream: int) -> bool:
-        """Whether ``stream``, whose key was asked before, lives as long as the process."""
         return (index, stream) in self._lasting
+
+    def alone(self, index: int) -> bool:
+        # Not on the CPU, which has no streams to ask. torch fixes the count when CUDA starts.
+        return index == 0 and _cuda_in_use() and torch.cuda.device_count() == 1
 
     def stream_key(self, index: int, stream: int) -> Hashable:
         if (index, stream) in self._lasting:

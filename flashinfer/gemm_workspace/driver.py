@@ -79,13 +79,13 @@ def relaxed(required: bool = False) -> Iterator[None]:
     Without a reachable driver the body runs as it is, unless ``required``.
     """
     previous: Any = None
-    try:
-        mode = _bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        (previous,) = _call("cuThreadExchangeStreamCaptureMode", mode)
-    except (DriverUnavailable, DriverError, AttributeError):
-        if required:
-            raise
-    try:
+    try:  # from here on, or an interrupt after the exchange would leave this thread so
+        try:
+            mode = _bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            (previous,) = _call("cuThreadExchangeStreamCaptureMode", mode)
+        except (DriverUnavailable, DriverError, AttributeError):
+            if required:
+                raise
         yield
     finally:
         if previous is not None:

@@ -10,10 +10,10 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from . import scope
+from . import captures, scope
 from . import state as _state
 from .errors import DriverError, DriverUnavailable
-from .holds import hold_plan, keep_plan
+from .holds import collect, hold_plan, keep_plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,13 +48,23 @@ def device_locked(function: Callable[P, R]) -> Callable[P, R]:
         if index is None:
             return function(*args, **kwargs)
         before = local.work
+        # An engine that only makes eager calls that hit has no slower step to do it in.
+        if captures.registry.graphs_died():
+            collect(everything=False, unpin=False)
         # Written out: a generator's context manager costs a microsecond.
         with state.device_locks.get(index) or state.device_lock(index):
-            local.work = (index, op)
+            capturing = state.device.is_capturing(index)
+            local.work = (index, op, capturing)
+            if not capturing:
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    local.work = before
+            capture, local.capture = local.capture, None
             try:
                 return function(*args, **kwargs)
             finally:
-                local.work = before
+                local.work, local.capture = before, capture
 
     return locked
 
@@ -69,10 +79,10 @@ def _retain_cudnn_graph_if_capturing(graph: object) -> None:
     device, index = state.device, scope.device_index()
     if index is None:
         index = device.current_index()
-    if not device.is_capturing(index):
+    if not scope.is_capturing(device, index):
         return
     try:
-        capture = device.capture(index, device.raw_stream(index))
+        capture = scope.capture(device, index)
     except (DriverUnavailable, DriverError) as error:
         keep_plan(state, graph, error)
     else:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -77,9 +81,56 @@ def grow(state: State, storage: Storage, nbytes: int, asker: Asker) -> None:
             f"{_need(state, storage, nbytes, asker)} ({error}). Release memory on that device, "
             f"or {_RESERVE}({nbytes}) before the engine fills it."
         ) from error
-    state.growths.append(
-        Growth(asker.op, asker.part, asker.key, old, storage.nbytes, asker.stream, asker.capture)
+    _tell(
+        state,
+        Growth(
+            op=asker.op,
+            part=asker.part,
+            device=device_name(asker.index),
+            key=asker.key,
+            old=old,
+            new=storage.nbytes,
+            stream=asker.stream,
+            capture=asker.capture,
+            caller=caller(),
+            thread=threading.current_thread().name,
+        ),
     )
+
+
+def caller() -> str:
+    """Where this thread left the caller's code: ``file:line in function``.
+
+    The first frame that is no module of FlashInfer's, nor of torch's that only passes it on.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] not in ("flashinfer", "torch"):
+            code = frame.f_code
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def _tell(state: State, growth: Growth) -> None:
+    state.growths.append(growth)
+    level = logging.INFO if state.settings.log_growths else logging.DEBUG
+    if log.isEnabledFor(level):
+        log.log(
+            level,
+            "%s: %s of %s grew from %d to %d bytes (stream %#x, %s, thread %s, called at %s)",
+            growth.op,
+            growth.part,
+            growth.device,
+            growth.old,
+            growth.new,
+            growth.stream,
+            "no capture" if growth.capture is None else f"capture {growth.capture}",
+            growth.thread,
+            growth.caller,
+            extra={"growth": growth.as_dict()},
+        )
 
 
 def served(state: State, index: int, call: Callable[[], R]) -> R:

@@ -87,12 +87,13 @@ def sweep(state: State, everything: bool) -> None:
         hold = state.holds.get(capture)
         if hold is None or hold.tie is None or not hold.tie.released():
             continue
-        del state.holds[capture]
         for lane in hold.lanes:
             lane.users.discard(capture)
             if not lane.users and (lane.captured or lane.stream_gone):
                 retire(state, lane, dirty=not lane.captured)
         state.garbage.extend(hold.plans.values())
+        # Last: an interrupt (KeyboardInterrupt) before leaves it to be done again.
+        del state.holds[capture]
 
 
 def retire(state: State, lane: Lane, dirty: bool = False) -> None:

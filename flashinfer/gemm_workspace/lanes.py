@@ -66,7 +66,9 @@ def lane_workspace(name: str, nbytes: int, device: torch.device | str) -> torch.
     # each further call of a function would cost a tenth of a microsecond.
     if not (_dynamo_tracing() or _modes_active()):
         known = _state.current.hot.get((name, nbytes, device))
-        if known is not None and _here() == known[0]:
+        # torch's capture query is about the current device, and asking which that is costs half
+        # of it again: where there is one device, that is not asked.
+        if known is not None and (known[2] or _here() == known[0]):
             if _capturing():
                 return _captured_view(_state.current, name, max(nbytes, 1), known[0])
             view = known[1].get(_raw_stream(known[0]))
@@ -83,7 +85,7 @@ def lane_workspace(name: str, nbytes: int, device: torch.device | str) -> torch.
     if stream_key is None:
         return _captured_view(state, name, max(nbytes, 1), index)
     view = _eager_view(state, name, max(nbytes, 1), index, stream_key)
-    if device.index is not None:
+    if device.index is not None and not state.settings.zero:
         _remember(state, (name, nbytes, device), index, view)
     return view
 
@@ -103,10 +105,12 @@ def _gemm_workspace_at_least(workspace: torch.Tensor, size: int) -> torch.Tensor
             lane = state.ledger.get(workspace.data_ptr()) or _lane_of_slice(state, workspace)
             if (
                 lane is not None
-                and state.device.is_capturing(lane.index)
+                and scope.is_capturing(state.device, lane.index)
                 and not _hold_as_it_is(state, lane)
             ):
                 return _captured_view(state, lane.part, workspace.numel(), lane.index)
+            if lane is not None:
+                return _handed_out(state, workspace)
         return workspace
     if torch_internals.tracing() or torch_internals.is_traced_tensor(workspace):
         return workspace.new_empty(size, dtype=torch.uint8)
@@ -115,7 +119,7 @@ def _gemm_workspace_at_least(workspace: torch.Tensor, size: int) -> torch.Tensor
     index = lane.index if lane is not None else state.device.index_of(workspace.device)
     if index is None:
         return workspace.new_empty(size, dtype=torch.uint8)
-    stream_key = state.eager_stream(index)
+    stream_key = _eager_stream(state, index)
     part = GENERIC_LANE if lane is None else lane.part
     if stream_key is None:
         return _captured_view(state, part, size, index)
@@ -123,7 +127,7 @@ def _gemm_workspace_at_least(workspace: torch.Tensor, size: int) -> torch.Tensor
     if lane is not None and lane.key == (index, stream_key):
         view = lane.views.get(size)
         if view is not None:
-            return view
+            return _handed_out(state, view)
     return _eager_view(state, part, size, index, stream_key)
 
 
@@ -178,14 +182,23 @@ def _remember(
     state: State, request: tuple[str, int, torch.device], index: int, view: torch.Tensor
 ) -> None:
     """Let the next such call of the current stream find ``view`` at once."""
-    lasts = getattr(state.device, "lasts", None)  # the real device's; others take the long way
     stream = state.device.raw_stream(index)
-    if lasts is None or not lasts(index, stream):
+    if not state.device.lasts(index, stream):
         return
     with state.lock:
         if len(state.hot) >= HOT:
             state.hot.clear()
-        state.hot.setdefault(request, (index, {}))[1][stream] = view
+        known = state.hot.setdefault(request, (index, {}, state.device.alone(index)))
+        known[1][stream] = view
+
+
+def _eager_stream(state: State, index: int) -> Hashable | None:
+    """``state.eager_stream``, without its capture query where the execution has asked."""
+    if scope.local.work[0] == index:
+        if scope.is_capturing(state.device, index):
+            return None
+        return state.device.stream_key(index, state.device.raw_stream(index))
+    return state.eager_stream(index)
 
 
 def _captured_view(state: State, name: str, nbytes: int, index: int) -> torch.Tensor:
@@ -200,7 +213,7 @@ def _captured_view(state: State, name: str, nbytes: int, index: int) -> torch.Te
         with state.lock:
             lane = _lane(state, name, nbytes, index, stream, key, capture)
             view = hold_lane(state, capture, lane).views[entry] = _cut(lane, nbytes)
-    return view
+    return _handed_out(state, view)
 
 
 def _eager_view(
@@ -210,7 +223,7 @@ def _eager_view(
     lane = state.lanes.get((part_of(state, name, index), key))
     view = None if lane is None else lane.views.get(nbytes)
     if view is not None:
-        return view
+        return _handed_out(state, view)
     collect(everything=False, unpin=False)
     stream = state.device.raw_stream(index)
     if lane is None:
@@ -222,7 +235,12 @@ def _eager_view(
         with state.lock:
             return _cut(_lane(state, name, nbytes, index, stream, key, None), nbytes)
 
-    return served(state, index, make)
+    return _handed_out(state, served(state, index, make))
+
+
+def _handed_out(state: State, view: torch.Tensor) -> torch.Tensor:
+    """``view``, filled with zeros on the current stream where that was asked for."""
+    return view.zero_() if state.settings.zero else view
 
 
 def _cut(lane: Lane, nbytes: int) -> torch.Tensor:
@@ -238,7 +256,7 @@ def _cut(lane: Lane, nbytes: int) -> torch.Tensor:
 
 def _capture(state: State, index: int, stream: int) -> Capture:
     try:
-        return state.device.capture(index, stream)
+        return scope.capture(state.device, index, stream)
     except (DriverUnavailable, DriverError) as error:
         raise CudnnWorkspaceTooSmallInCaptureError(
             f"no workspace for the capture on {device_name(index)}: which capture it is cannot be "
@@ -280,7 +298,7 @@ def _hold_as_it_is(state: State, lane: Lane) -> bool:
     """
     stream = state.device.raw_stream(lane.index)
     try:
-        capture = state.device.capture(lane.index, stream)
+        capture = scope.capture(state.device, lane.index, stream)
     except (DriverUnavailable, DriverError):
         # Whose graph it is cannot be told, so nobody else ever gets this lane.
         lane.users.add(_FOREVER)

@@ -8,6 +8,8 @@ FLASHINFER_GEMM_WORKSPACE_SINGLE_         0, 1      0            first use of a 
 CAPTURE_LANE
 FLASHINFER_GEMM_WORKSPACE_SEAL_POLICY     error,    error        first use of a lane
                                           warn
+FLASHINFER_GEMM_WORKSPACE_LOG             0, 1      0            first use of a lane
+FLASHINFER_GEMM_WORKSPACE_ZERO            0, 1      0            first use of a lane
 FLASHINFER_ALLOW_CUDNN_PLAN_BUILD_IN_     0, 1      0            each plan build under capture
 CAPTURE
 ========================================  ========  ===========  ================================
@@ -20,6 +22,14 @@ SINGLE_CAPTURE_LANE
     that never replay two graphs at once: those would write to the same bytes.
 SEAL_POLICY
     What mapping memory after ``seal()`` is: an error, or a line in the log.
+LOG
+    1: one line at level INFO each time that memory is mapped or a block is made, on the logger
+    ``flashinfer.gemm_workspace``, with the event as the record's ``growth``; to stderr if the
+    process has set up no logging. 0: the same at level DEBUG.
+ZERO
+    1: every workspace is filled with zeros, on the current stream, each time that an op gets it;
+    under capture each replay does so. A diagnostic for kernels that wait for what they found in
+    their workspace: it costs a fill of the whole workspace for each call.
 ALLOW_CUDNN_PLAN_BUILD_IN_CAPTURE
     1: a plan build under capture is a warning and goes on; upstream's switch.
 
@@ -48,6 +58,8 @@ class Settings:
     share: bool | None = None
     single_capture_lane: bool = False
     seal_is_error: bool = True
+    log_growths: bool = False
+    zero: bool = False
 
     @staticmethod
     def read(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -59,6 +71,8 @@ class Settings:
             share=None if share is None else share == "1",
             single_capture_lane=single == "1",
             seal_is_error=policy != "warn",
+            log_growths=_one_of(environment, "LOG", ("0", "1")) == "1",
+            zero=_one_of(environment, "ZERO", ("0", "1")) == "1",
         )
 
 

@@ -32,6 +32,13 @@ _EVENTS = 256
 log = logging.getLogger("flashinfer.gemm_workspace")
 
 
+def _show(level: int) -> None:
+    """Let lines of ``level`` be seen, also where nobody has set up logging."""
+    log.setLevel(min(level, log.getEffectiveLevel()))
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+
+
 @dataclass(eq=False)
 class Lane:
     """The storage of one part on one stream, or on one stream of the captures of one pool."""
@@ -71,11 +78,14 @@ class Growth:
 
     op: str
     part: str
+    device: str
     key: LaneKey
     old: int
     new: int
     stream: int
     capture: int | None  # its id; None outside
+    caller: str  # file, line and function outside FlashInfer that made the call
+    thread: str
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -89,10 +99,10 @@ class State:
     device: Device
     lock: threading.RLock = field(default_factory=threading.RLock)
     lanes: dict[tuple[str, LaneKey], Lane] = field(default_factory=dict)
-    # The hot path of eager calls: (workspace name, bytes, device as given) to the device's index
-    # and the views by stream handle. Only streams that live as long as the process are here, and
-    # a lane of such a stream is never taken from it.
-    hot: dict[tuple[str, int, object], tuple[int, dict[int, torch.Tensor]]] = field(
+    # The hot path of eager calls: (workspace name, bytes, device as given) to the device's index,
+    # the views by stream handle, and whether the device is the only one. Only streams that live
+    # as long as the process are here, and a lane of such a stream is never taken from it.
+    hot: dict[tuple[str, int, object], tuple[int, dict[int, torch.Tensor], bool]] = field(
         default_factory=dict
     )
     # Lane by address of its storage, outgrown blocks too.
@@ -134,7 +144,10 @@ class State:
     def settings(self) -> Settings:
         """What the environment said at the first use; the defaults if that means nothing."""
         try:
-            return Settings.read()
+            read = Settings.read()
+            if read.log_growths:
+                _show(logging.INFO)
+            return read
         except ValueError as error:
             # Not raised: this is reached from within a GEMM, whose caller set nothing.
             log.warning("%s. Going on with the defaults of all of these.", error)

@@ -245,3 +245,62 @@ def test_descending_batches_and_a_late_giant() -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(gemm.out, reference)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_another_thread_calls_a_new_shape(mode: str) -> None:
+    """B29: while A captures, B builds a plan, has its first lane, and launches; A's is right."""
+    mine = Gemm((1, 16, 1024, 16384), "cudnn")
+    other = Gemm((1, 40 + len(mode), 1536, 8192), "cudnn")  # a shape that nobody called
+    side = torch.cuda.Stream()
+    reference = mine.eager()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.cuda.stream(side):
+                other()
+        except BaseException as failure:
+            failures.append(failure)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        mine()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        mine()
+    assert failures == []
+    mine.out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(mine.out, reference)
+    assert other.error() < 0.05
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "cublas"])
+def test_ten_thousand_captures_of_a_gemm(backend: str) -> None:
+    """Re-capturing the same shape, as training loops do: plans, lanes and bytes stay."""
+
+    def mapped() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    gemm = Gemm((1, 16, 1024, 16384), backend)
+    reference = gemm.eager()
+    for _ in range(20):
+        graph = gemm.captured()
+    torch.cuda.synchronize()
+    before, bytes_before = workspace.stats(), mapped()
+    for _ in range(10_000):
+        graph = gemm.captured()
+    gemm.out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    after = workspace.stats()
+    print(backend, {key: (before[key], after[key]) for key in ("plans_held", "lane_bytes")})
+    assert torch.equal(gemm.out, reference)
+    assert after["plans_held"] <= before["plans_held"]
+    assert len(after["lanes"]) <= len(before["lanes"]) + 1
+    assert after["lane_bytes"] <= before["lane_bytes"] + 2 * 40 * MIB
+    assert mapped() - bytes_before <= 128 * MIB

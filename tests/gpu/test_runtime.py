@@ -163,6 +163,89 @@ def test_graphs_of_one_pool_share_a_lane_and_others_do_not() -> None:
     assert len(set.union(*different)) == 4
 
 
+def test_the_graph_of_the_accelerator() -> None:
+    """torch.accelerator.Graph names its pool when it is made."""
+    graph_class: Any = getattr(torch.accelerator, "Graph", None)
+    if graph_class is None:
+        pytest.skip(f"torch {torch.__version__} has no torch.accelerator.Graph")
+    pool = torch.cuda.graph_pool_handle()
+    seen, graphs = [], []
+    for given in (pool, pool, None):
+        graph = graph_class(pool=given)
+        with torch.cuda.stream(torch.cuda.Stream()), graph:
+            assert workspace.captures.registry.running() == 1
+            seen.append(lane().data_ptr())
+            lane()[:8].add_(1)
+        graphs.append(graph)
+    assert len(set(seen)) == 3  # one pool, but each on a stream of its own
+
+
+def test_a_capture_that_the_driver_began(fresh: Any) -> None:
+    """Nobody saw it begin: it has lanes of its own, and they go with its graph."""
+    from cuda.bindings import driver
+
+    def captured() -> tuple[int, Any]:
+        with torch.cuda.stream(torch.cuda.Stream()) as _:
+            stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+            (status,) = driver.cuStreamBeginCapture(stream, mode)
+            assert int(status) == 0
+            view = lane()
+            view[:8].add_(1)
+            status, graph = driver.cuStreamEndCapture(stream)
+            assert int(status) == 0
+            return view.data_ptr(), graph
+
+    eager = lane().data_ptr()
+    first, graph = captured()
+    second, other = captured()
+    assert len({eager, first, second}) == 3
+    assert workspace.stats()["graphs_alive"] == 2
+    for each in (graph, other):
+        (status,) = driver.cuGraphDestroy(each)
+        assert int(status) == 0
+    assert workspace.stats()["graphs_alive"] == 0
+    assert captured()[0] in (first, second)
+
+
+def test_several_captures_at_once_and_several_threads_in_one() -> None:
+    """Each capture has its own lanes; a thread that takes its turn in one has that one's."""
+    started, go_on = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
+    seen: dict[str, int] = {}
+
+    def own_capture() -> None:
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            started.wait()
+            seen["other"] = lane().data_ptr()
+            lane()[:8].add_(1)
+            go_on.wait()
+        seen["other graph"] = id(graph)
+
+    def guest(stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            seen["guest"] = lane().data_ptr()
+
+    graph = torch.cuda.CUDAGraph()
+    worker = threading.Thread(target=own_capture)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        worker.start()
+        started.wait()
+        seen["this"] = lane().data_ptr()
+        visitor = threading.Thread(target=guest, args=(torch.cuda.current_stream(),))
+        visitor.start()
+        visitor.join()
+        assert workspace.captures.registry.running() == 2
+        lane()[:8].add_(1)
+        go_on.wait()
+        worker.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert seen["this"] == seen["guest"]
+    assert seen["this"] != seen["other"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_another_thread_grows_while_this_one_captures(mode: str) -> None:
     """B29: first use, growth and a guarded build on thread B leave A's capture right."""

@@ -98,6 +98,12 @@ class SimDevice:
         # Only the driver tells a stream from a later one at its handle.
         return self.world.stream_at(stream).identity if self.has_driver else stream
 
+    def lasts(self, index: int, stream: int) -> bool:
+        return stream == 0
+
+    def alone(self, index: int) -> bool:
+        return False  # so the current device is asked, which costs nothing here
+
     # -- captures -------------------------------------------------------------------------------
 
     def capture(self, index: int, stream: int) -> Capture:

@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
     def call_in_capture(self, capture: int, branch: int, at: int, thread: int) -> None:
         """On a branch of a capture, from the thread that began it or from another one."""
         streams = list(self._capture(capture).before)
-        self.go(thread * STREAMS + streams[branch % len(streams)].handle)
+        self.go(thread * STREAMS + streams[branch % len(streams)].place)
         self.run(*list(self.engine.plans)[at % len(self.engine.plans)])
 
     @precondition(lambda self: self.world.captures)
@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         fetched = self.fetched.pop(at % len(self.fetched))
         if fetched.stream not in self.world.streams:
             return
-        self.go(fetched.stream.handle)
+        self.go(fetched.stream.place)
         # Its stream's, or a pool's whose replays this one is then ordered with.
         if self.engine.may_use(fetched):
             self.run(fetched.op, need, fetched)
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(place=places)
     def replace_stream(self, place: int) -> None:
-        if self.go(place) and self.policy.knows_streams:
+        if self.go(place) and self.world.stream.place and self.policy.knows_streams:
             self.world.replace_stream(self.world.stream)
 
     @precondition(lambda self: not self.world.captures)

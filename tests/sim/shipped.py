@@ -27,7 +27,9 @@ from .memory import PAGE, pages
 from .policy import Policy
 from .world import CallFailed, Plan, World
 
-DEVICE = torch.device("cpu")  # what index_of() of the simulated device makes device 0 of
+# What index_of() of the simulated device makes device 0 of. With an index, or no request would
+# be remembered for the hot path.
+DEVICE = torch.device("cpu", INDEX)
 
 # What a new lane starts with; the shipped constant, scaled down like everything here.
 LANE_BYTES = 2 * PAGE
@@ -56,6 +58,13 @@ class Shipped(Policy):
         self._doubles = False
         self._undo = ExitStack()
         self._undo.enter_context(patch.object(lanes, "LANE_BYTES", LANE_BYTES))
+        # What the hot path asks of torch itself.
+        for name, answer in (
+            ("_here", lambda: INDEX),
+            ("_capturing", lambda: self.device.is_capturing(INDEX)),
+            ("_raw_stream", self.device.raw_stream),
+        ):
+            self._undo.enter_context(patch.object(lanes, name, answer))
         self.state = self._undo.enter_context(use_device(self.device))
         self.state.settings = Settings(share=shares, single_capture_lane=one_pool)
         self.buffers: dict[tuple[str, torch.device], torch.Tensor] = {}

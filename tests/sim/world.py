@@ -99,12 +99,20 @@ class Node:
 
 @dataclass(eq=False)
 class Stream:
-    """``handle`` may come back after destruction, ``identity`` never does."""
+    """``handle`` may come back after destruction, ``identity`` never does.
 
-    handle: int
+    The one at place 0 is the default stream, which is there for good; its handle is 0.
+    """
+
+    place: int
     identity: int
     before: int = 0
     capture: Capture | None = None
+
+    @property
+    def handle(self) -> int:
+        """A pointer, so never one of the driver's names of streams (1 and 2)."""
+        return 64 * self.place
 
 
 @dataclass(eq=False)
@@ -170,7 +178,7 @@ class World:
         self.driver = Driver(limit)
         self.allocator = CachingAllocator(self.driver)
         self._identity = 0
-        self.streams = [Stream(handle, self.number()) for handle in range(streams)]
+        self.streams = [Stream(place, self.number()) for place in range(streams)]
         self.threads = [Thread(number, self.streams[0]) for number in range(threads)]
         self.thread = self.threads[0]
         self.operations: list[Operation] = []
@@ -197,7 +205,7 @@ class World:
         return self.thread.stream
 
     def stream_at(self, handle: int) -> Stream:
-        return self.streams[handle]
+        return self.streams[handle // 64]
 
     def graph_at(self, number: int) -> Graph:
         return next(graph for graph in self.graphs if graph.number == number)
@@ -230,8 +238,9 @@ class World:
 
     def replace_stream(self, stream: Stream) -> None:
         """``stream`` is destroyed, and the next one gets its handle; its work goes on."""
-        fresh = Stream(stream.handle, self.number())
-        self.streams[stream.handle] = fresh
+        assert stream.place, "the default stream is never destroyed"
+        fresh = Stream(stream.place, self.number())
+        self.streams[stream.place] = fresh
         for thread in self.threads:
             if thread.stream is stream:
                 thread.stream = fresh

@@ -115,6 +115,12 @@ class FakeDevice:
     def stream_key(self, index: int, stream: int) -> Hashable:
         return self.stream_ids.get(stream, stream)
 
+    def lasts(self, index: int, stream: int) -> bool:
+        return False
+
+    def alone(self, index: int) -> bool:
+        return False
+
     # Captures.
 
     def capture(self, index: int, stream: int) -> Capture:

@@ -259,10 +259,11 @@ def test_installed_once_and_like_the_original(graph_class: Any) -> None:
     assert list(inspect.signature(begin).parameters)[:2] == ["self", "pool"]
 
 
-def test_torchs_own_class_is_wrapped() -> None:
-    for name in ("capture_begin", "capture_end", "reset"):
-        method = getattr(torch.cuda.CUDAGraph, name)
-        assert hasattr(method, captures._MARK)
+def test_torchs_own_classes_are_wrapped() -> None:
+    assert len(captures.graph_classes()) == 1 + hasattr(torch.accelerator, "Graph")
+    for graph_class in captures.graph_classes():
+        for name in ("capture_begin", "capture_end", "reset"):
+            assert hasattr(getattr(graph_class, name), captures._MARK)
     assert next(iter(inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters)) == "self"
     assert list(inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters)[1] == "pool"
 
@@ -275,3 +276,47 @@ def test_a_reset_inside_a_destructor_does_not_wait_for_our_lock(
     with registry._lock:  # as if the garbage collector ran inside the registry
         graph.reset()
     assert registry.running() == 0
+
+
+def test_a_graph_that_was_made_with_its_pool(
+    machine: Machine, registry: Registry, graph_class: type
+) -> None:
+    """As torch.accelerator.Graph: the pool is an attribute, and its begin takes none."""
+
+    class Graph(graph_class):  # type: ignore[misc]
+        def __init__(self, pool: Any = None) -> None:
+            self.graph_pool = pool
+
+        def capture_begin(self) -> None:
+            graph_class.capture_begin.__wrapped__(self, self.graph_pool)  # type: ignore[attr-defined]
+
+    captures.install(Graph)
+    keys = []
+    for pool in ((0, 5), (0, 5), None, None):
+        graph = Graph(pool)
+        graph.capture_begin()
+        assert registry.running() == 1
+        keys.append(registry.pool_of(machine.last))
+        graph.capture_end()
+        assert registry.running() == 0
+    assert keys[0] == keys[1] == (0, 5)
+    assert len({keys[0], keys[2], keys[3]}) == 3
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="torch before 2.12")
+def test_torchs_accelerator_graph_is_as_we_think() -> None:
+    graph_class: Any = torch.accelerator.Graph
+    assert list(inspect.signature(graph_class.capture_begin).parameters) == ["self"]
+    assert "graph_pool" in inspect.getsource(graph_class.__init__)
+
+
+def test_it_says_that_graphs_died(registry: Registry, graph_class: type) -> None:
+    graph = graph_class()
+    graph.capture_begin()
+    graph.capture_end()
+    assert not registry.graphs_died()
+    del graph
+    gc.collect()
+    assert registry.graphs_died()
+    registry.running()
+    assert not registry.graphs_died()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import os
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -134,6 +140,7 @@ def test_the_seal_may_only_warn(
 def test_stats_on_a_fresh_process_state(device: FakeDevice) -> None:
     assert stats() == {
         "lanes": [],
+        "streams_of_others": 0,
         "spare": [],
         "buffers": [],
         "lane_bytes": 0,
@@ -152,6 +159,7 @@ def test_stats_on_a_fresh_process_state(device: FakeDevice) -> None:
 
 def test_stats_tell_lanes_and_growths(device: FakeDevice) -> None:
     device.sm = (10, 0)
+    first = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     lane_workspace(A, 1, torch.device("cuda"))
     lane_workspace(A, BIG, "cuda")
     with device.capturing(capture=7, stream=3, pool=(0, 5)):
@@ -185,12 +193,25 @@ def test_stats_tell_lanes_and_growths(device: FakeDevice) -> None:
     assert told["storage"] == {"cuda:0": "arena"}
     assert told["sharing"] == {"cuda:0": False}
     assert told["graphs_alive"] == 1
+    here = f"{__file__}:{{}} in test_stats_tell_lanes_and_growths"
+    assert told["streams_of_others"] == 1
     assert told["growths"] == [
-        growth.as_dict()
-        for growth in (
-            Growth(A, A, (0, 0), 0, LANE_BYTES, 0, None),
-            Growth(A, A, (0, 0), LANE_BYTES, grown, 0, None),
-            Growth(A, A, captured_key, 0, LANE_BYTES, 3, 7),
+        Growth(
+            op=A,
+            part=A,
+            device="cuda:0",
+            key=key,
+            old=old,
+            new=new,
+            stream=stream,
+            capture=capture,
+            caller=here.format(line),
+            thread="MainThread",
+        ).as_dict()
+        for line, key, old, new, stream, capture in (
+            (first, (0, 0), 0, LANE_BYTES, 0, None),
+            (first + 1, (0, 0), LANE_BYTES, grown, 0, None),
+            (first + 3, captured_key, 0, LANE_BYTES, 3, 7),
         )
     ]
     assert [growth["capturing"] for growth in told["growths"]] == [False, False, True]
@@ -229,3 +250,75 @@ def test_many_lanes_are_said_once(
         record.getMessage()
     )
     assert "SINGLE_CAPTURE_LANE=1" in record.getMessage()
+
+
+def test_a_growth_is_told_with_its_thread(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLASHINFER_GEMM_WORKSPACE_LOG", "1")
+    device.sm = (10, 0)
+    worker = threading.Thread(target=lane_workspace, args=(A, 1, "cuda"), name="worker 3")
+    worker.start()
+    worker.join()
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert f"{A}: {A} of cuda:0 grew from 0 to {LANE_BYTES} bytes (stream 0x0, no capture" in (
+        record.getMessage()
+    )
+    assert record.growth == stats()["growths"][0]  # type: ignore[attr-defined]
+    assert record.growth["thread"] == "worker 3"  # type: ignore[attr-defined]
+    assert "threading.py" in record.growth["caller"]  # type: ignore[attr-defined]
+
+
+def test_growths_are_quiet_unless_asked(
+    device: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane_workspace(A, 1, "cuda")
+    assert caplog.records == []
+    with caplog.at_level(logging.DEBUG, "flashinfer.gemm_workspace"):
+        lane_workspace(A, BIG, "cuda")
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+
+
+def test_zeros_on_demand(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHINFER_GEMM_WORKSPACE_ZERO", "1")
+    device.streams[0] = 5
+    for captured in (False, True):
+        with device.capturing() if captured else nullcontext():
+            view = lane_workspace(A, 64, "cuda")
+            for ask in (
+                lambda: lane_workspace(A, 64, "cuda"),
+                lambda view=view: _gemm_workspace_at_least(view, 64),
+                lambda view=view: _gemm_workspace_at_least(view, BIG),
+                lambda view=view: _gemm_workspace_at_least(view, BIG),
+            ):
+                view.fill_(1)
+                got = ask()
+                assert got.data_ptr() == view.data_ptr()
+                assert not got.any()
+    own = torch.ones(64, dtype=torch.uint8)
+    assert _gemm_workspace_at_least(own, 64).all()  # a caller's is left alone
+
+
+def test_contents_are_left_alone_by_default(device: FakeDevice) -> None:
+    view = lane_workspace(A, 64, "cuda").fill_(1)
+    assert lane_workspace(A, 64, "cuda").all()
+    assert _gemm_workspace_at_least(view, 64).all()
+
+
+def test_the_growth_line_is_seen_without_logging_set_up() -> None:
+    code = (
+        "from tests.unit.runtime.fake_device import FakeDevice\n"
+        "from flashinfer.gemm_workspace import lane_workspace, use_device\n"
+        "with use_device(FakeDevice()):\n"
+        f"    lane_workspace({A!r}, 1, 'cuda')\n"
+    )
+    for value, lines in (("0", 0), ("1", 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "FLASHINFER_GEMM_WORKSPACE_LOG": value, "PYTHONPATH": os.getcwd()},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr.count("grew from 0") == lines, done.stderr

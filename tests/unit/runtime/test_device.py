@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from flashinfer.gemm_workspace import (
     _gemm_workspace_at_least,
+    _retain_cudnn_graph_if_capturing,
+    device_locked,
     driver,
     lane_workspace,
     lanes,
@@ -202,11 +204,59 @@ def test_a_hit_costs_one_capture_query_and_one_stream(monkeypatch: pytest.Monkey
         assert machine.calls == ["here", "query", "raw"]
 
 
+def test_the_only_device_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    monkeypatch.setattr(device_module, "_cuda_in_use", lambda: True)
+    for devices, calls in ((1, ["query", "raw"]), (2, ["here", "query", "raw"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        with use_device(CudaDevice()):
+            first = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
+            machine.calls.clear()
+            assert lane_workspace("bmm_fp8_workspace", 64, CUDA0) is first
+            assert machine.calls == calls
+
+
+def test_one_device_of_two_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "_cuda_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert CudaDevice().alone(0)
+    assert not CudaDevice().alone(CPU)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert not CudaDevice().alone(0)
+
+
+def test_an_execution_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    operand = type("Operand", (), {"device": CUDA0})()
+
+    @device_locked
+    def execute(a: object, workspace: torch.Tensor) -> torch.Tensor:
+        _retain_cudnn_graph_if_capturing(execute)
+        return _gemm_workspace_at_least(_gemm_workspace_at_least(workspace, 64), 128)
+
+    with use_device(CudaDevice()) as state:
+        first = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
+        execute(operand, first)
+        machine.calls.clear()
+        execute(operand, first)
+        assert machine.calls == ["here", "query", "raw"]
+        machine.stream, machine.stream_id, machine.capturing = 64, 33, True
+        memory = state.device.capture.__self__  # type: ignore[attr-defined]
+        execute(operand, first)
+        asked = memory.captures_asked
+        captured = execute(operand, first)
+        assert memory.captures_asked == asked + 1
+        assert captured.data_ptr() == lane_workspace("bmm_fp8_workspace", 64, CUDA0).data_ptr()
+        assert memory.captures_asked == asked + 2  # outside an execution each asks for itself
+        machine.stream, machine.stream_id, machine.capturing = 0, 0, False
+        assert execute(operand, first).data_ptr() == first.data_ptr()
+
+
 def test_the_hot_path_knows_the_request_and_sees_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
     with use_device(CudaDevice()) as state:
         real = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
-        assert state.hot == {("bmm_fp8_workspace", 64, CUDA0): (0, {0: real})}
+        assert state.hot == {("bmm_fp8_workspace", 64, CUDA0): (0, {0: real}, False)}
         with FakeTensorMode():
             assert isinstance(lane_workspace("bmm_fp8_workspace", 64, CUDA0), FakeTensor)
         assert lane_workspace("bmm_fp8_workspace", 64, CUDA0) is real

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 from flashinfer.gemm_workspace import (
     _gemm_workspace_at_least,
     _retain_cudnn_graph_if_capturing,
+    captures,
     collect,
+    device_locked,
     guard_plan_build,
     holds,
     lane_workspace,
@@ -254,3 +257,39 @@ def test_a_plan_of_nobodys_is_not_unloaded_during_a_capture(device: FakeDevice) 
     build_cudnn_gemm_fp8_graph(cuda)
     assert before() is None
     assert during() is None
+
+
+def test_eager_calls_that_hit_let_go_of_a_dead_graph(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @device_locked
+    def execute(a: torch.Tensor, workspace: torch.Tensor) -> None:
+        _gemm_workspace_at_least(workspace, 8)
+
+    workspace = lane_workspace(NAME, 8, "cuda")
+    plan = Plan()
+    alive = weakref.ref(plan)
+    captured(device, 1, plan)
+    del plan
+    device.destroy_graph(1)
+    execute(torch.empty(1), workspace)
+    assert alive() is not None  # nobody has said that a graph died
+    monkeypatch.setattr(captures.registry, "graphs_died", lambda: True)
+    execute(torch.empty(1), workspace)
+    assert alive() is None
+
+
+def test_an_interrupted_sweep_is_done_again(device: FakeDevice, state: State) -> None:
+    plan = Plan()
+    alive = weakref.ref(plan)
+    captured(device, 1, plan)
+    del plan
+    device.destroy_graph(1)
+    with (
+        patch.object(holds, "retire", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        collect()
+    collect()
+    assert alive() is None
+    assert state.holds == {}

@@ -13,6 +13,7 @@ from flashinfer.gemm_workspace.state import State
 from .fake_device import FakeDevice
 
 PREFIX = "FLASHINFER_GEMM_WORKSPACE_"
+NAMES = ("SHARE", "SINGLE_CAPTURE_LANE", "SEAL_POLICY", "LOG", "ZERO")
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,16 @@ PREFIX = "FLASHINFER_GEMM_WORKSPACE_"
         ({"SINGLE_CAPTURE_LANE": "0"}, Settings()),
         ({"SEAL_POLICY": "warn"}, Settings(seal_is_error=False)),
         ({"SEAL_POLICY": "ERROR"}, Settings()),
+        ({"LOG": "1"}, Settings(log_growths=True)),
+        ({"LOG": "0", "ZERO": "0"}, Settings()),
+        ({"ZERO": "1"}, Settings(zero=True)),
     ],
 )
 def test_values(environment: dict[str, str], wanted: Settings) -> None:
     assert Settings.read({PREFIX + key: value for key, value in environment.items()}) == wanted
 
 
-@pytest.mark.parametrize("name", ["SHARE", "SINGLE_CAPTURE_LANE", "SEAL_POLICY"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_value_without_a_meaning(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{PREFIX}{name} is 'perhaps', wanted one of"):
         Settings.read({PREFIX + name: "perhaps"})
@@ -49,7 +53,7 @@ def test_read_once_at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_variable_is_documented() -> None:
     text = re.sub(r"\s", "", module.__doc__ or "")
-    for name in ("SHARE", "SINGLE_CAPTURE_LANE", "SEAL_POLICY"):
+    for name in NAMES:
         assert name in text
     assert module.ALLOW == "FLASHINFER_ALLOW_CUDNN_PLAN_BUILD_IN_CAPTURE"
 
