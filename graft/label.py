@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="31bd6bc7f8e9012cd99c79325ecbd8f5b4ef1c872cf8e96179c62303e9bf688a",
-        delta="e4e8387fb9fc0cec5dc722ab48968012f7f29c9d2301508c34e7a0ad9942920c",
+        runtime="d087dd41f8d5be0dd9106729441fc79794ddc5e85dceef0b8b5ac6e8d1352d09",
+        delta="62bb1e1f1479dc2b596c2df62e925cc6f25120c8b9346e48e0043b7938758d79",
     ),
 }
 CURRENT = max(LABELS)
