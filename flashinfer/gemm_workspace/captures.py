@@ -72,17 +72,14 @@ class Registry:
         self._running: set[_Record] = set()
         # Pools that torch made itself: the key that lanes have, and how many graphs have it.
         self._made: dict[Hashable, tuple[Hashable, int]] = {}
-        # Graph objects that died. Filled by finalizers, which may run at any point of any
-        # thread, this module's own code included: they take no lock and only append.
-        self._dead: deque[tuple[int, _Record]] = deque()
-
-    def graphs_died(self) -> bool:
-        """Whether graph objects died that nobody has looked after yet. Costs next to nothing."""
-        return bool(self._dead)
+        # Graph objects that died, until somebody looks after them; others read whether there are
+        # any. Filled by finalizers, which may run at any point of any thread, this module's own
+        # code included: they take no lock and only append.
+        self.dead: deque[tuple[int, _Record]] = deque()
 
     def running(self) -> int:
         """How many captures run."""
-        if self._dead:
+        if self.dead:
             with self._lock:
                 self._bury()
         return len(self._running)
@@ -114,7 +111,7 @@ class Registry:
                 self._captures[capture] = record
             self._running.add(record)
         # Not under the lock: it allocates, so it may run the finalizers of other graphs.
-        record.finalizer = weakref.finalize(graph, self._dead.append, (id(graph), record))
+        record.finalizer = weakref.finalize(graph, self.dead.append, (id(graph), record))
         record.finalizer.atexit = False
 
     def ended(self, graph: Any, succeeded: bool) -> None:
@@ -143,7 +140,7 @@ class Registry:
         """
         record = self._graphs.get(id(graph))
         if record is not None:
-            self._dead.append((id(graph), record))
+            self.dead.append((id(graph), record))
 
     def sizes(self) -> tuple[int, int, int]:
         """How many graphs, captures and pools of torch's own are remembered."""
@@ -154,8 +151,8 @@ class Registry:
     # Below: the caller has the lock. ------------------------------------------------------------
 
     def _bury(self) -> None:
-        while self._dead:
-            key, record = self._dead.popleft()
+        while self.dead:
+            key, record = self.dead.popleft()
             # The id of a dead object may belong to another by now.
             if self._graphs.get(key) is record:
                 del self._graphs[key]

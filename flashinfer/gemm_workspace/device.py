@@ -202,6 +202,8 @@ class CudaDevice:
         self._maps: dict[int, bool] = {}
         # Streams that live as long as the process, by (index, handle): the handle says it all.
         self._lasting: set[tuple[int, int]] = set()
+        # The index of the device, if there is only one: then it is the current one.
+        self._only: set[int] = set()
         # Devices that name their index: reading a torch.device costs more than hashing it.
         self._indices: dict[torch.device, int] = {}
 
@@ -220,7 +222,7 @@ class CudaDevice:
         return torch.cuda.current_device() if _cuda_in_use() else CPU
 
     def is_capturing(self, index: int) -> bool:
-        if _here() == index:
+        if index in self._only or _here() == index:
             return _capturing()
         if index == CPU:
             return False
@@ -236,7 +238,7 @@ class CudaDevice:
         stream, ``None`` if it captures."""
         if index == CPU:
             return 0
-        if _here() == index:
+        if index in self._only or _here() == index:
             if _capturing():
                 return None
             stream = _raw_stream(index)
@@ -250,8 +252,7 @@ class CudaDevice:
         return (index, stream) in self._lasting
 
     def alone(self, index: int) -> bool:
-        # Not on the CPU, which has no streams to ask. torch fixes the count when CUDA starts.
-        return index == 0 and _cuda_in_use() and torch.cuda.device_count() == 1
+        return index in self._only
 
     def stream_key(self, index: int, stream: int) -> Hashable:
         if (index, stream) in self._lasting:
@@ -261,6 +262,9 @@ class CudaDevice:
     def _learn_stream(self, index: int, stream: int) -> Hashable:
         if index == CPU or torch_internals.current_stream_lasts(index):
             self._lasting.add((index, stream))
+            # Now CUDA is in use, and torch fixes the count when it starts.
+            if index == 0 and torch.cuda.device_count() == 1:
+                self._only.add(index)
             return stream
         # Somebody else's stream can be destroyed, and a new one made at its handle while the
         # old one's last kernels still run. Asked at each call: the handle alone cannot tell.

@@ -49,7 +49,7 @@ def device_locked(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         before = local.work
         # An engine that only makes eager calls that hit has no slower step to do it in.
-        if captures.registry.graphs_died():
+        if captures.registry.dead:
             collect(everything=False, unpin=False)
         # Written out: a generator's context manager costs a microsecond.
         with state.device_locks.get(index) or state.device_lock(index):

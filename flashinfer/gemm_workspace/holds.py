@@ -152,9 +152,10 @@ def collect(everything: bool = True, unpin: bool = True) -> None:
     with the number of plans, so not before each capture.
     """
     state = _state.current
-    if not (state.holds or state.garbage or (unpin and state.pins)):
-        return
+    # First: it also notes that what has died is known.
     if state.device.captures_running() > 0:
+        return
+    if not (state.holds or state.garbage or (unpin and state.pins)):
         return
     with state.lock:
         sweep(state, everything)

@@ -215,14 +215,15 @@ def test_several_captures_at_once_and_several_threads_in_one() -> None:
     seen: dict[str, int] = {}
 
     def own_capture() -> None:
-        stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            # torch.cuda.graph would wait for the device first, and another capture runs.
+            graph.capture_begin(capture_error_mode="thread_local")
             started.wait()
             seen["other"] = lane().data_ptr()
             lane()[:8].add_(1)
             go_on.wait()
-        seen["other graph"] = id(graph)
+            graph.capture_end()
 
     def guest(stream: torch.cuda.Stream) -> None:
         with torch.cuda.stream(stream):

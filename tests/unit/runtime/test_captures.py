@@ -314,9 +314,9 @@ def test_it_says_that_graphs_died(registry: Registry, graph_class: type) -> None
     graph = graph_class()
     graph.capture_begin()
     graph.capture_end()
-    assert not registry.graphs_died()
+    assert not registry.dead
     del graph
     gc.collect()
-    assert registry.graphs_died()
+    assert registry.dead
     registry.running()
-    assert not registry.graphs_died()
+    assert not registry.dead

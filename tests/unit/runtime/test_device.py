@@ -206,23 +206,30 @@ def test_a_hit_costs_one_capture_query_and_one_stream(monkeypatch: pytest.Monkey
 
 def test_the_only_device_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    monkeypatch.setattr(device_module, "_cuda_in_use", lambda: True)
     for devices, calls in ((1, ["query", "raw"]), (2, ["here", "query", "raw"])):
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         with use_device(CudaDevice()):
             first = lane_workspace("bmm_fp8_workspace", 64, CUDA0)
+            longer = _gemm_workspace_at_least(first, 128)
             machine.calls.clear()
             assert lane_workspace("bmm_fp8_workspace", 64, CUDA0) is first
             assert machine.calls == calls
+            machine.calls.clear()
+            assert _gemm_workspace_at_least(first, 128) is longer
+            assert machine.calls == calls
+            machine.calls.clear()
+            assert _gemm_workspace_at_least(first, 64) is first
+            assert machine.calls == calls[:-1]
 
 
-def test_one_device_of_two_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "_cuda_in_use", lambda: True)
+def test_the_cpu_is_never_the_only_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert CudaDevice().alone(0)
-    assert not CudaDevice().alone(CPU)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert not CudaDevice().alone(0)
+    device = CudaDevice()
+    device.stream_key(CPU, 0)
+    machine.capturing = True
+    assert not device.alone(CPU)
+    assert not device.is_capturing(CPU)
 
 
 def test_an_execution_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,11 +272,18 @@ def test_eager_calls_that_hit_let_go_of_a_dead_graph(
     captured(device, 1, plan)
     del plan
     device.destroy_graph(1)
+    graph = Plan()  # any object
+    registry = captures.Registry(lambda: 1)
+    monkeypatch.setattr(captures, "registry", registry)
+    monkeypatch.setattr(device, "captures_running", registry.running)
+    registry.began(graph, None)
+    registry.ended(graph, True)
     execute(torch.empty(1), workspace)
     assert alive() is not None  # nobody has said that a graph died
-    monkeypatch.setattr(captures.registry, "graphs_died", lambda: True)
+    del graph
     execute(torch.empty(1), workspace)
     assert alive() is None
+    assert not registry.dead  # or each call would look again
 
 
 def test_an_interrupted_sweep_is_done_again(device: FakeDevice, state: State) -> None:
