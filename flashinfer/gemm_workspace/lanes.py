@@ -66,14 +66,16 @@ def lane_workspace(name: str, nbytes: int, device: torch.device | str) -> torch.
     # each further call of a function would cost a tenth of a microsecond.
     if not (_dynamo_tracing() or _modes_active()):
         known = _state.current.hot.get((name, nbytes, device))
-        # torch's capture query is about the current device, and asking which that is costs half
-        # of it again: where there is one device, that is not asked.
-        if known is not None and (known[2] or _here() == known[0]):
-            if _capturing():
-                return _captured_view(_state.current, name, max(nbytes, 1), known[0])
-            view = known[1].get(_raw_stream(known[0]))
-            if view is not None:
-                return view
+        if known is not None:
+            place, views, alone = known
+            # torch's capture query is about the current device, and asking which that is costs
+            # half of it again: where there is one device, that is not asked.
+            if alone or _here() == place:
+                if _capturing():
+                    return _captured_view(_state.current, name, max(nbytes, 1), place)
+                view = views.get(_raw_stream(place))
+                if view is not None:
+                    return view
     device = torch.device(device)
     if torch_internals.tracing():
         return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=device)
