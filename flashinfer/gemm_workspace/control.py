@@ -110,6 +110,7 @@ def stats() -> dict[str, Any]:
             },
             "sharing": {device_name(index): shares for index, shares in state.sharing.items()},
             "sealed": state.sealed,
+            "growths_total": state.growths_total,
             "growths": [growth.as_dict() for growth in state.growths],
             "graphs_alive": len(state.holds),
             "graphs_untied": sum(hold.tie is None for hold in state.holds.values()),

@@ -114,6 +114,7 @@ def caller() -> str:
 
 
 def _tell(state: State, growth: Growth) -> None:
+    state.growths_total += 1
     state.growths.append(growth)
     level = logging.INFO if state.settings.log_growths else logging.DEBUG
     if log.isEnabledFor(level):

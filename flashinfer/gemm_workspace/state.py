@@ -134,6 +134,7 @@ class State:
     device_locks: dict[int, threading.RLock] = field(default_factory=dict)
     handles: dict[Hashable, int] = field(default_factory=dict)
     builds_refused: int = 0
+    growths_total: int = 0
     growths: deque[Growth] = field(default_factory=lambda: deque(maxlen=_EVENTS))
     told: set[str] = field(default_factory=set)
     capabilities: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -148,6 +148,7 @@ def test_stats_on_a_fresh_process_state(device: FakeDevice) -> None:
         "storage": {},
         "sharing": {},
         "sealed": False,
+        "growths_total": 0,
         "growths": [],
         "graphs_alive": 0,
         "graphs_untied": 0,
@@ -232,6 +233,7 @@ def test_growths_are_bounded(device: FakeDevice, monkeypatch: pytest.MonkeyPatch
         device.streams[0] = stream
         lane_workspace(A, 1, "cuda")
     assert len(stats()["growths"]) == 256
+    assert stats()["growths_total"] == 300
 
 
 def test_many_lanes_are_said_once(
