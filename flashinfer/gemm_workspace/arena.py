@@ -47,6 +47,9 @@ class Arena:
     def address(self) -> int:
         return self._range.address
 
+    def ranges(self) -> list[tuple[int, int, int]]:
+        return [(self._range.address, self._mapped, self._range.nbytes)]
+
     def target(self, nbytes: int) -> int:
         return self._aligned(nbytes)
 

@@ -1,4 +1,6 @@
-"""The only module that calls the CUDA driver API (``cuda.bindings``, imported on first need).
+"""The CUDA driver API (``cuda.bindings``, imported here alone, on first need).
+
+Calls it for everything but the reading of captured graphs, which is ``driver_graph``'s.
 
 Every call runs on whatever thread asks. A thread may have no context, and another thread may
 capture in global mode, where an unguarded allocation here ends that capture: hence

@@ -32,6 +32,9 @@ class Storage(Protocol):
     def address(self) -> int:
         """Where :meth:`cut` begins."""
 
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Address, bytes that hold memory, and bytes reserved, of all that was handed out."""
+
     def target(self, nbytes: int) -> int:
         """How many bytes a growth to ``nbytes`` must get from the device."""
 
@@ -69,6 +72,11 @@ class Blocks:
     def address(self) -> int:
         assert self._block is not None
         return self._block.data_ptr()
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        blocks = self._kept if self._block is None else [*self._kept, self._block]
+        sizes = [block.numel() * block.element_size() for block in blocks]
+        return [(block.data_ptr(), size, size) for block, size in zip(blocks, sizes, strict=True)]
 
     def target(self, nbytes: int) -> int:
         return max(nbytes, 2 * self.nbytes)

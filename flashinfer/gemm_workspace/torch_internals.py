@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -85,3 +86,36 @@ def is_traced_tensor(tensor: torch.Tensor) -> bool:
         if kind is not None and isinstance(tensor, kind):
             return True
     return False
+
+
+# What an audit reads of the caching allocator. ---------------------------------------------------
+
+
+def allocator_state() -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """Segments with their blocks, and by device what the allocator recorded, oldest first.
+
+    Takes time for each block and each entry. Raises RuntimeError where the allocator has none.
+    """
+    state: Any = torch.cuda.memory._snapshot()
+    return state["segments"], state["device_traces"]
+
+
+def allocator_segments() -> list[dict[str, Any]]:
+    """Segments with their blocks alone, where torch can leave out the rest (2.13 on)."""
+    snapshot: Any = torch.cuda.memory_snapshot
+    lean = "include_traces" in inspect.signature(snapshot).parameters
+    segments: list[dict[str, Any]] = snapshot(include_traces=False) if lean else snapshot()
+    return segments
+
+
+def history_recorded() -> bool:
+    """Whether the allocator records what it does."""
+    return bool(torch._C._cuda_isHistoryEnabled())
+
+
+def record_history(entries: int) -> None:
+    """Let the allocator record its last ``entries`` actions, without stacks; 0 ends it."""
+    if entries:
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=entries)
+    else:
+        torch.cuda.memory._record_memory_history(enabled=None)
