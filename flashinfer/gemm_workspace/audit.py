@@ -60,7 +60,8 @@ def audit(graph: Any, pool: object = None) -> Report:
     except RuntimeError as error:  # an allocator that is not torch's own has no snapshot
         segments, traces = [], []
         limits.append(f"torch's allocator gives no snapshot: its memory is unknown ({error})")
-    history = History(traces)
+    # What was recorded before recording ended says nothing of what came after.
+    history = History(traces if torch_internals.history_recorded() else ())
     try:
         with reading(torch.cuda.current_device()) as reader:
             nodes = reader.nodes(handle)

@@ -192,17 +192,17 @@ class Judge:
             return Judgement(
                 Verdict.SUSPECT, owner, "torch had no memory there at capture: another owner"
             )
-        if was != block:
-            return Judgement(
-                Verdict.SUSPECT, owner, f"another owner than at capture: {_block_name(was)} then"
-            )
-        freed = known.history.freed_since(block, before.time)
+        freed = known.history.freed_since(was, before.time) if was.state == IN_USE else None
         if freed is not None:
             return Judgement(
                 Verdict.STALE,
                 owner,
                 f"the allocator's history has its free{_at(freed.time)}, after the capture; "
-                "another owner has a block of the same place and size",
+                "another owner has the place now",
+            )
+        if was != block:
+            return Judgement(
+                Verdict.SUSPECT, owner, f"another owner than at capture: {_block_name(was)} then"
             )
         return Judgement(Verdict.LIVE, owner)
 

@@ -110,7 +110,8 @@ def allocator_segments() -> list[dict[str, Any]]:
 
 def history_recorded() -> bool:
     """Whether the allocator records what it does."""
-    return bool(torch._C._cuda_isHistoryEnabled())
+    asked: Callable[[], bool] | None = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return asked is not None and bool(asked())
 
 
 def record_history(entries: int) -> None:
