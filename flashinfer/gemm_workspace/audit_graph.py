@@ -13,7 +13,7 @@ _LOWEST = 1 << 32
 _HIGHEST = 1 << 57
 
 # From here on a word is hardly two 32-bit numbers that happen to stand side by side.
-_HIGH = 1 << 40
+HIGH = 1 << 40
 
 # Allocators hand out addresses that are multiples of this (bytes).
 _ALIGNMENT = 256
@@ -61,7 +61,7 @@ class Word(NamedTuple):
     @property
     def looks_like_an_address(self) -> bool:
         """Whether it can hardly be two 32-bit numbers side by side."""
-        return self.named or self.value >= _HIGH or self.value % _ALIGNMENT == 0
+        return self.named or self.value >= HIGH or self.value % _ALIGNMENT == 0
 
 
 def words(node: Node) -> Iterator[Word]:

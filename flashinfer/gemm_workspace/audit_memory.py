@@ -130,8 +130,7 @@ class History:
                     continue
                 freed = Freed(int(address), int(entry["size"]), time, to_driver)
                 self._frees.append(freed)
-                if not to_driver:
-                    self._last_at[freed.address] = freed
+                self._last_at[freed.address] = freed
 
     def reaches_back_to(self, time: int) -> bool:
         """Whether everything since ``time`` is in it: it is bounded, and starts when asked."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .audit_graph import Word
+from .audit_graph import HIGH, Word
 from .audit_memory import (
     DEFAULT_POOL,
     FREE,
@@ -28,8 +28,6 @@ from .audit_memory import (
 
 # Blocks of the caching allocator start at multiples of this (bytes).
 _BLOCK_ALIGNMENT = 512
-# Below it device addresses look like pairs of small numbers.
-_HIGH = 1 << 40
 
 
 class Verdict(str, enum.Enum):
@@ -242,7 +240,7 @@ class Judge:
                 return None
             return Judgement(Verdict.SUSPECT, "nobody", "no memory is there now")
         if (
-            address >= _HIGH
+            address >= HIGH
             and address % _BLOCK_ALIGNMENT == 0
             and self._low <= address < self._high
             and not self._known.of_the_host(address)

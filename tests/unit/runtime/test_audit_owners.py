@@ -177,6 +177,13 @@ def test_an_address_that_a_node_names_is_one_wherever_it_is() -> None:
     assert verdict((1 << 33) + 8, low, named=True) == "suspect"
 
 
+def test_a_number_in_one_node_is_an_address_in_another() -> None:
+    number = Node("0", "kernel", parts=(Bytes("extra", struct.pack("<Q", BASE + 8)),))
+    target = Node("1", "memset", extents=(Extent("destination", BASE + 8, 8),))
+    for nodes in ([number, target], [target, number]):
+        assert [each.node for each in judge(nodes, Known(of_blocks()))] == ["1"]
+
+
 def test_what_the_graph_allocates_itself() -> None:
     known = Known(of_blocks(), own_allocations=[(BASE, KIB)])
     assert verdict(BASE + KIB - 8, known) == "own pool"
