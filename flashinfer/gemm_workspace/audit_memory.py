@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 class Snapshot:
-    """The allocator's blocks at one moment: about 34 bytes a block, so that one can be kept for
+    """The allocator's blocks at one moment: 33 bytes a block, so that one can be kept for
     each capture."""
 
     def __init__(self, segments: Iterable[Mapping[str, Any]]) -> None:

@@ -267,6 +267,7 @@ def test_silent_on_the_fork() -> None:
         on_lanes += any(each.owner.startswith("lane ") for each in report.findings)
         for verdict, count in report.counts.items():
             total[verdict] = total.get(verdict, 0) + count
+    print(audit.audit(graphs[0]).text(everything=True))
     print("60 graphs:", total, "graphs with a lane's address:", on_lanes)
     assert on_lanes > 0
 
