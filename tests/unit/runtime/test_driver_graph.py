@@ -57,10 +57,12 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=True,
     )
     addresses = [A + 16, FOREIGN + 5, 0x1234_5678_9ABC, 1 << 63]
+    # With the cuda-python that this process finds.
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", READ, *map(str, addresses)],
         cwd=ROOT,
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=120,  # importing torch on a busy machine
