@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="d087dd41f8d5be0dd9106729441fc79794ddc5e85dceef0b8b5ac6e8d1352d09",
-        delta="62bb1e1f1479dc2b596c2df62e925cc6f25120c8b9346e48e0043b7938758d79",
+        runtime="a23da0d5e10362b27dc50dbf033a1de5afd0fa94232ab3df2801714b11513ed5",
+        delta="501e24e138831776c278b528219fab81d4b4b59a7704de2cf32e8c5426fb2b53",
     ),
 }
 CURRENT = max(LABELS)
