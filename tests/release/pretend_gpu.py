@@ -2,8 +2,8 @@
 
 Over ``pretend``: plans that compute their product on the CPU, graphs that repeat the executions
 that were captured, streams and events that order nothing. Nothing about the release is proven by
-a verdict seen here. ``python pretend_gpu.py [KEY ...]`` with a release (or graft), ``tests/release``
-and ``tests/gpu`` on PYTHONPATH; the last line printed is the results, as JSON.
+a verdict seen here. ``python pretend_gpu.py [KEY ...]`` with a release (or graft),
+``tests/release`` and ``tests/gpu`` on PYTHONPATH; the last line printed is the results, as JSON.
 """
 
 from __future__ import annotations
