@@ -28,6 +28,8 @@ from .audit_memory import (
 
 # Blocks of the caching allocator start at multiples of this (bytes).
 _BLOCK_ALIGNMENT = 512
+# Sizes of matrices and strides are below it.
+_SMALL = 1 << 20
 
 
 class Verdict(str, enum.Enum):
@@ -241,6 +243,7 @@ class Judge:
             return Judgement(Verdict.SUSPECT, "nobody", "no memory is there now")
         if (
             address >= HIGH
+            and not _two_small(address)
             and address % _BLOCK_ALIGNMENT == 0
             and self._low <= address < self._high
             and not self._known.of_the_host(address)
@@ -249,6 +252,12 @@ class Judge:
                 Verdict.SUSPECT, "nobody", "stands among device addresses, and no memory is there"
             )
         return None
+
+
+def _two_small(address: int) -> bool:
+    """Whether both halves are small numbers: sizes that stand side by side, as cuBLASLt's split-K
+    reduction has them, and hardly a block: that would be within 1 MiB of a multiple of 4 GiB."""
+    return address >> 32 < _SMALL and address & 0xFFFF_FFFF < _SMALL
 
 
 def _two_numbers(said: Judgement) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer.gemm_workspace.audit import judge
-from flashinfer.gemm_workspace.audit_graph import Bytes, Extent, Node, words
+from flashinfer.gemm_workspace.audit_graph import HIGH, Bytes, Extent, Node, words
 from flashinfer.gemm_workspace.audit_memory import (
     AtCapture,
     History,
@@ -23,7 +23,7 @@ from flashinfer.gemm_workspace.audit_owners import Known, Verdict
 
 KIB = 1024
 POOL = (0, 5)
-BASE = 0x7F00_0000_0000
+BASE = 0x7F00_1230_0000
 
 Blocks = list[tuple[int, str]]
 
@@ -167,6 +167,13 @@ def test_an_address_with_nothing_behind_it(
 ) -> None:
     known = Known(of_blocks(*AROUND), of_the_host=lambda address: of_the_host)
     assert verdict(address, known) == expected
+
+
+def test_two_sizes_side_by_side_are_no_address() -> None:
+    """As cuBLASLt's split-K reduction has them: rows and columns, 1024 and 480."""
+    known = Known(of_blocks(segment(HIGH, [(KIB, USED)]), segment(BASE, [(KIB, USED)])))
+    assert verdict(0x1E0_0000_0400, known) is None
+    assert verdict(0x1E0_1000_0400, known) == "suspect"
 
 
 def test_an_address_that_a_node_names_is_one_wherever_it_is() -> None:
