@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -60,8 +60,20 @@ def seal(sealed: bool = True) -> None:
     _state.current.sealed = sealed
 
 
-def stats() -> dict[str, Any]:
-    """What the runtime holds. All sizes in bytes.
+_FORMATS = ("dict", "prometheus")
+
+
+@overload
+def stats(format: Literal["dict"] = "dict") -> dict[str, Any]: ...
+@overload
+def stats(format: Literal["prometheus"]) -> str: ...
+
+
+def stats(format: str = "dict") -> dict[str, Any] | str:
+    """What the runtime holds, as a dict or as Prometheus text. All sizes in bytes.
+
+    ``"prometheus"``: exposition format 0.0.4, see :mod:`.prometheus` and docs/metrics.md. Raises
+    ValueError for another format.
 
     ``lanes``: workspaces in use, with the graphs that hold them. ``streams_of_others``: how many
     lanes are of streams that torch did not make; such a lane is taken by another only once a new
@@ -71,6 +83,18 @@ def stats() -> dict[str, Any]:
     device: whether ops share. ``growths``: the last 256. ``plans_kept_for_process``: plans that
     could not be tied to a graph.
     """
+    if format not in _FORMATS:
+        raise ValueError(f"format is {format!r}, wanted one of {', '.join(_FORMATS)}")
+    told = _stats()
+    if format == "dict":
+        return told
+    # Only where it is asked for: importing the package stays cheap.
+    from .prometheus import text
+
+    return text(told)
+
+
+def _stats() -> dict[str, Any]:
     state = _state.current
     collect()
     with state.lock:
