@@ -11,5 +11,6 @@ is asked of torch, cuDNN or the driver is asked in a child process, and it runs 
 Neither makes a CUDA context or uses GPU memory.
 
 Data flows one way: ``packages``, ``machine``, ``children`` (what there is) -> ``gather`` ->
-``facts`` -> ``judge`` <- ``autotune``, ``logs`` (files that the operator names) -> ``render``.
+``facts``; ``autotune``, ``logs`` (files that the operator names); all of it -> ``gate``,
+``caches``, ``judge`` (pure functions) -> ``findings`` -> ``render``. ``cli`` puts them together.
 """

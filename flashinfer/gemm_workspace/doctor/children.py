@@ -14,6 +14,8 @@ from typing import Any
 
 from .facts import Missing
 
+PROBE = Path(__file__).with_name("probe.py")
+
 _MARK = "\x1eflashinfer-doctor "
 
 #: Seconds. The driver answers at once or hangs; a first import of torch reads gigabytes.
@@ -46,9 +48,8 @@ def ask_python(environment: Mapping[str, str]) -> dict[str, Step | Missing]:
 def _ask(
     what: str, steps: tuple[str, ...], environment: dict[str, str], timeout: float
 ) -> dict[str, Step | Missing]:
-    probe = Path(__file__).with_name("probe.py")
     process = subprocess.Popen(
-        [sys.executable, str(probe), what],
+        [sys.executable, *_flags(), str(PROBE), what],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -66,6 +67,13 @@ def _ask(
     if not ended and process.returncode:
         ended = _death(process.returncode)
     return read(output.decode("utf-8", "replace"), steps, ended or "ended without an answer")
+
+
+def _flags() -> list[str]:
+    """What makes the child find the packages that this process would find."""
+    flags = sys.flags
+    given = (("-I", flags.isolated), ("-E", flags.ignore_environment), ("-S", flags.no_site))
+    return [flag for flag, is_set in (*given, ("-s", flags.no_user_site)) if is_set]
 
 
 def _death(status: int) -> str:

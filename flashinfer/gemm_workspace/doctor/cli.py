@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import autotune, buckets, folders, gather, judge, logs, render
+from . import autotune, buckets, folders, gather, logs, render
 from .autotune import Cache
 from .buckets import Tokens
+from .caches import is_of_another_release
 from .facts import Facts, Missing
+from .findings import status
+from .judge import judge
 
 _EPILOG = """\
 exit status: 0 healthy, 1 affected, 2 could not tell (and for arguments that make no sense).
@@ -122,14 +125,12 @@ def main(
         )
         caches = _caches(given.autotune_cache, facts, environment)
         scanned = [logs.scan(path) for path in given.log]
-        findings = judge.judge(facts, caches, scanned)
+        findings = judge(facts, caches, scanned)
         if given.json:
             report = render.as_data(facts, caches, scanned, given.tokens, findings)
             print(json.dumps(report, indent=1))
         else:
             print(render.as_text(facts, caches, scanned, given.tokens, findings))
-            if given.tokens and not caches:
-                print("\n--tokens: no autotune cache was found; name one with --autotune-cache")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -137,7 +138,7 @@ def main(
     except KeyboardInterrupt:
         print("doctor: interrupted", file=sys.stderr)
         return 130
-    return judge.status(findings)
+    return status(findings)
 
 
 def _caches(
@@ -148,5 +149,9 @@ def _caches(
     if facts.image is not None:
         return []
     found = [cache for path in folders.cache_folders(environment) for cache in autotune.read(path)]
-    # Nobody named these: what is no cache is no finding.
-    return [cache for cache in found if not isinstance(cache, Missing)]
+    # Nobody named these: what is no cache, or a folder of another release, is no finding.
+    return [
+        cache
+        for cache in found
+        if not isinstance(cache, Missing) and not is_of_another_release(facts, cache)
+    ]

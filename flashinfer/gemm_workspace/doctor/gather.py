@@ -7,33 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import children, machine, packages
+from . import children, machine, packages, switches
 from .children import Step
 from .facts import Facts, FlashInfer, Gpu, Missing, Unknown, asked
 from .packages import Packages
 
 _OTHER = Missing("another image is examined, and nothing of it is run")
 
-#: Variables of the fork with the values they may have.
-SWITCHES: Mapping[str, tuple[str, ...]] = {
-    "FLASHINFER_ALLOW_CUDNN_PLAN_BUILD_IN_CAPTURE": ("0", "1"),
-    "FLASHINFER_GEMM_WORKSPACE_SHARE": ("0", "1"),
-    "FLASHINFER_GEMM_WORKSPACE_SINGLE_CAPTURE_LANE": ("0", "1"),
-    "FLASHINFER_GEMM_WORKSPACE_SEAL_POLICY": ("error", "warn"),
-    "FLASHINFER_GEMM_WORKSPACE_LOG": ("0", "1"),
-}
-_MORE = (
-    "FLASHINFER_DISABLE_VERSION_CHECK",
-    "FLASHINFER_CUBIN_DIR",
-    "FLASHINFER_WORKSPACE_BASE",
-    "FLASHINFER_DISABLE_JIT",
-    "FLASHINFER_AUTOTUNE_CACHE_DIR",
-    "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR",
-    "VLLM_CACHE_ROOT",
-    "VLLM_DISABLED_KERNELS",
-    "SGLANG_CACHE_DIR",
-    "CUDA_VISIBLE_DEVICES",
-)
 _ENGINES = ("vllm", "sglang", "tensorrt-llm")
 
 
@@ -87,9 +67,7 @@ def of_this_environment(environment: Mapping[str, str], sm: tuple[int, int] | No
             lambda: machine.cudnn_libraries(found.folders, environment, of_system=True)
         ),
         jit=asked(lambda: _jit(flashinfer, environment)),
-        environment={
-            name: environment[name] for name in (*SWITCHES, *_MORE) if name in environment
-        },
+        environment=switches.of(environment),
         **{
             **common,
             "cudnn_frontend": frontend,
@@ -104,6 +82,8 @@ def _of_packages(found: Packages) -> dict[str, Any]:
     bindings = found.version("cuda-bindings")
     if isinstance(bindings, Missing):
         bindings = found.version("cuda-python")
+    if isinstance(bindings, Missing):
+        bindings = Missing("neither cuda-bindings nor cuda-python is installed")
     torch_cuda = asked(lambda: packages.torch_cuda(found))
     cudnn = asked(lambda: packages.cudnn_of_package(found))
     frontend = found.version("nvidia-cudnn-frontend")

@@ -5,44 +5,18 @@ Pure functions. Any fact may be missing; then the finding says what could not be
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 from . import releases
-from .autotune import Cache, Entry
-from .facts import Facts, FlashInfer, Fork, Missing, backend_words, sm_words
-from .gather import SWITCHES
+from .autotune import Cache
+from .caches import of_cache
+from .facts import Facts, FlashInfer, Fork, Missing, backend_words
+from .findings import Finding, Level
+from .gate import fork_is_active, has_sm12x
 from .logs import Log
+from .switches import SWITCHES
 
 PIP = "pip install --force-reinstall --no-deps"
-
-
-class Level(Enum):
-    """How bad a finding is."""
-
-    AFFECTED = "affected"
-    UNKNOWN = "could not tell"
-    ADVICE = "advice"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong, or not known. ``do`` is empty where nothing is to be done."""
-
-    code: str
-    level: Level
-    what: str
-    do: str = ""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Whether ``bmm_fp8`` auto leaves cuDNN out here. ``active`` is None where not known."""
-
-    active: bool | None
-    why: str
 
 
 def judge(
@@ -58,31 +32,13 @@ def judge(
         *_of_settings(facts),
         *_of_jit(facts),
         *(finding for log in logs for finding in _of_log(log)),
-        *(finding for cache in caches for finding in _of_cache(facts, cache)),
+        *(finding for cache in caches for finding in of_cache(facts, cache)),
     ]
     if not any(finding.level is Level.AFFECTED for finding in found):
         # A fault that something known explains is no riddle.
         found += [finding for log in logs for finding in _of_faults(log)]
     order = list(Level)
     return sorted(found, key=lambda finding: order.index(finding.level))
-
-
-def status(findings: Sequence[Finding]) -> int:
-    """Exit status: 0 healthy, 1 affected, 2 could not tell."""
-    levels = {finding.level for finding in findings}
-    if Level.AFFECTED in levels:
-        return 1
-    return 2 if Level.UNKNOWN in levels else 0
-
-
-def fork_is_active(facts: Facts) -> bool:
-    """Whether the fork is what an import gets, every file as built."""
-    flashinfer = facts.flashinfer
-    return (
-        not isinstance(flashinfer, Missing)
-        and isinstance(flashinfer.fork, Fork)
-        and flashinfer.fork.whole
-    )
 
 
 # The release ------------------------------------------------------------------------------------
@@ -186,56 +142,6 @@ def _of_fork(flashinfer: FlashInfer) -> Iterator[Finding]:
 # The gate ---------------------------------------------------------------------------------------
 
 
-def gate(facts: Facts) -> Gate:
-    """Whether ``bmm_fp8`` auto leaves the cuDNN runner out in this environment, and why."""
-    flashinfer = facts.flashinfer
-    if isinstance(flashinfer, Missing):
-        return Gate(None, "FlashInfer was not found")
-    there: bool | None
-    if fork_is_active(facts):
-        there, whose = True, "the fork's"
-    else:
-        release = flashinfer.release
-        there, whose = (None if release is None else releases.has_gate(release)), "the release's"
-    if there is False:
-        return Gate(False, "this release has no gate")
-    on_sm12x = has_sm12x(facts)
-    if on_sm12x is False:
-        return Gate(False, f"no SM12x here ({gpus_words(facts)}), which is where it matters")
-    if isinstance(facts.cudnn, int) and facts.cudnn >= releases.GATE_BACKEND:
-        return Gate(False, f"cuDNN {backend_words(facts.cudnn)} is 9.23.1 or later")
-    if on_sm12x is None:
-        return Gate(None, "the GPUs are not known")
-    if there is None:
-        return Gate(None, "whether this release has a gate is not known")
-    if isinstance(facts.cudnn, Missing):
-        if whose == "the fork's":
-            return Gate(
-                True, "SM12x, and the version of cuDNN cannot be told, which it takes for old"
-            )
-        return Gate(None, f"the version of cuDNN is not known ({facts.cudnn.reason})")
-    return Gate(True, f"{whose}: SM12x and cuDNN {backend_words(facts.cudnn)}, older than 9.23.1")
-
-
-def has_sm12x(facts: Facts) -> bool | None:
-    """Whether a GPU of the SM12x family is there; None where that is not known."""
-    if isinstance(facts.gpus, Missing) or not facts.gpus:
-        return None
-    return any(gpu.sm[0] == 12 for gpu in facts.gpus)
-
-
-def gpus_words(facts: Facts) -> str:
-    """``2 x NVIDIA H200 (SM90)``."""
-    if isinstance(facts.gpus, Missing):
-        return f"not known: {facts.gpus.reason}"
-    counted = Counter((gpu.name, gpu.sm) for gpu in facts.gpus)
-    words = [
-        f"{f'{count} x ' if count > 1 else ''}{name} ({sm_words(sm)})"
-        for (name, sm), count in counted.items()
-    ]
-    return ", ".join(words) or "none"
-
-
 def _of_gate(facts: Facts) -> Iterator[Finding]:
     flashinfer = facts.flashinfer
     if isinstance(flashinfer, Missing) or fork_is_active(facts):
@@ -274,7 +180,9 @@ def _of_packages(facts: Facts) -> Iterator[Finding]:
             "no-torch",
             Level.UNKNOWN,
             f"torch cannot be used here: {facts.torch.reason}.",
-            "run this with the Python that the server runs with",
+            "run this with the Python that the server runs with"
+            if facts.image is None
+            else "name every folder of that image's packages, each with --site-packages",
         )
     elif isinstance(facts.import_error, str):
         yield Finding(
@@ -327,7 +235,8 @@ def _of_bindings(facts: Facts) -> Iterator[Finding]:
     if fork_is_active(facts) and isinstance(facts.cuda_bindings, Missing):
         yield Finding(
             "no-bindings",
-            Level.AFFECTED,
+            # Of another image a folder may not have been named.
+            Level.AFFECTED if facts.image is None else Level.UNKNOWN,
             "the fork cannot reach the CUDA driver API: a GEMM under capture raises "
             f"CudnnWorkspaceTooSmallInCaptureError ({facts.cuda_bindings.reason}).",
             "pip install cuda-bindings",
@@ -371,8 +280,8 @@ def _of_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_jit(facts: Facts) -> Iterator[Finding]:
-    jit = facts.jit
-    if isinstance(jit, Missing) or not jit.older or jit.nvcc:
+    jit, flashinfer = facts.jit, facts.flashinfer
+    if isinstance(jit, Missing) or isinstance(flashinfer, Missing) or not jit.older or jit.nvcc:
         return
     yield Finding(
         "jit-stale",
@@ -380,8 +289,8 @@ def _of_jit(facts: Facts) -> Iterator[Finding]:
         f"{jit.older} of {jit.compiled} compiled ops in {jit.folder} are older than the newest "
         "source of the installed FlashInfer, and there is no nvcc: ninja will try to build them "
         "again and fail. Installing the same version anew is enough for that.",
-        f"find {jit.folder} -type f -exec touch {{}} + (the sources are the same, only their "
-        "times are newer), or install flashinfer-jit-cache",
+        "if they were compiled from this very version, give its sources an old time: "
+        f"find {flashinfer.folder}/flashinfer/data -type f -exec touch -d 2000-01-01 {{}} +",
     )
 
 
@@ -394,24 +303,31 @@ def _of_log(log: Log | Missing) -> Iterator[Finding]:
         return
     if log.stopped:
         yield Finding("log-cut", Level.UNKNOWN, f"{log.path}: {log.stopped}.")
-    for kind, what, do in (
+    for kind, level, what, do in (
         (
             "refused",
+            Level.AFFECTED,
             "a cuDNN plan, handle or workspace was refused under capture",
             "do what the first of those lines says; as a rule, call that shape once before capture",
         ),
         (
             "capture",
+            Level.AFFECTED,
             "a capture was ended by a call that is not legal in it",
             "look above the first of those lines; in an affected release cuDNN plan builds do that",
         ),
-        ("memory", "a workspace could not be had", "leave the engine a smaller share of the GPU"),
+        (
+            "memory",
+            Level.ADVICE,
+            "a workspace could not be had",
+            "leave the engine a smaller share of the GPU",
+        ),
     ):
         if kind in log.found:
             found = log.found[kind]
             yield Finding(
                 f"log-{kind}",
-                Level.AFFECTED,
+                level,
                 f"{log.path}: {what}, in {found.lines} lines, the first is {found.first_line}: "
                 f"{found.first_text[:300]}",
                 do,
@@ -437,94 +353,4 @@ def _of_faults(log: Log | Missing) -> Iterator[Finding]:
             f"{found.first_text[:300]}. Nothing found here explains them.",
             "run once with CUDA_LAUNCH_BLOCKING=1, or CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1, to "
             "learn which kernel it is",
-        )
-
-
-# The runners that the gate removes, by op.
-GATED = {"fp8_gemm": "CudnnFp8GemmRunner"}
-
-
-def removed_by_gate(entry: Entry) -> bool:
-    """Whether an active gate takes away the runner of this entry."""
-    return GATED.get(entry.op) == entry.runner
-
-
-def inert(cache: Cache) -> tuple[list[Entry], list[Entry]]:
-    """Entries that an active gate makes inert, and those of them that nothing else serves."""
-    gone = [entry for entry in cache.entries if removed_by_gate(entry)]
-    served = {(e.op, e.shapes) for e in cache.entries if not removed_by_gate(e)}
-    return gone, [entry for entry in gone if (entry.op, entry.shapes) not in served]
-
-
-def plain_indices(facts: Facts, cache: Cache) -> int:
-    """Entries that this release does not load: cuDNN's with a bare plan index, from 0.6.16 on."""
-    flashinfer = facts.flashinfer
-    release = None if isinstance(flashinfer, Missing) else flashinfer.release
-    parsed = releases.numbers(release) if release else None
-    if parsed is None or parsed < releases.FIRST_OVERRIDE_9_23_1:
-        return 0
-    return sum(entry.plain_index and entry.runner.startswith("Cudnn") for entry in cache.entries)
-
-
-def mismatches(facts: Facts, cache: Cache) -> dict[str, tuple[str | None, str]]:
-    """What the file says of its environment and this one does not: key -> (file, here).
-
-    Only what is known here is compared; ``*`` in a file fits anything.
-    """
-    if cache.metadata is None or isinstance(facts.metadata, Missing):
-        return {}
-    return {
-        key: (cache.metadata.get(key), here)
-        for key, here in facts.metadata.items()
-        if cache.metadata.get(key) not in (here, "*")
-    }
-
-
-_FRESH = (
-    "let the server tune again into a fresh folder (vLLM: VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR, "
-    "SGLang: SGLANG_CACHE_DIR)"
-)
-
-
-def _of_cache(facts: Facts, cache: Cache | Missing) -> Iterator[Finding]:
-    if isinstance(cache, Missing):
-        yield Finding(
-            "cache-unreadable", Level.UNKNOWN, f"a cache cannot be read: {cache.reason}.", _FRESH
-        )
-        return
-    if cache.odd:
-        yield Finding(
-            "cache-odd",
-            Level.ADVICE,
-            f"{cache.path}: {cache.odd} entries are not understood, the first is "
-            f"{cache.odd_example!r}: edited, or from a version that is not known here.",
-            _FRESH,
-        )
-    unlike = mismatches(facts, cache)
-    if unlike:
-        listed = ", ".join(f"{key} {old}, here {new}" for key, (old, new) in unlike.items())
-        yield Finding(
-            "cache-environment",
-            Level.ADVICE,
-            f"{cache.path} was written in another environment ({listed}): FlashInfer ignores it, "
-            "and as a rule saves nothing to it.",
-            _FRESH,
-        )
-    plain = plain_indices(facts, cache)
-    if plain:
-        yield Finding(
-            "cache-plain-index",
-            Level.ADVICE,
-            f"{cache.path}: {plain} entries of cuDNN runners hold a bare plan index, which this "
-            "release does not load.",
-            _FRESH,
-        )
-    gone, default = inert(cache)
-    if gone and not unlike and gate(facts).active:
-        yield Finding(
-            "cache-inert",
-            Level.ADVICE,
-            f"{cache.path}: the gate removes the runner of {len(gone)} entries, so they do "
-            f"nothing, and {len(default)} of their shapes fall to the untuned default.",
-            _FRESH,
         )

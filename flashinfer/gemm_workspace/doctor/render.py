@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from . import releases
 from .autotune import Cache
 from .buckets import Tokens
+from .caches import GATED, inert, mismatches, plain_indices, removed_by_gate, winners
 from .facts import Facts, Fork, Missing, backend_words
-from .gather import SWITCHES
-from .judge import (
-    GATED,
-    Finding,
-    Level,
-    fork_is_active,
-    gate,
-    gpus_words,
-    inert,
-    mismatches,
-    plain_indices,
-    removed_by_gate,
-    status,
-    version_matches,
-)
+from .findings import Finding, Level, status
+from .gate import fork_is_active, gate, gpus_words, override_shape
+from .judge import version_matches
 from .logs import Log
+from .switches import SWITCHES
 
 VERDICTS = {0: "healthy", 1: "affected", 2: "could not tell"}
 
 _NOTHING = "nothing needs to be done"
 
 
-def headline(findings: Sequence[Finding]) -> tuple[str, str]:
+def headline(facts: Facts, findings: Sequence[Finding]) -> tuple[str, str]:
     """The verdict in a sentence, and the one thing to do."""
     verdict = VERDICTS[status(findings)]
-    decisive = [finding for finding in findings if finding.level is not Level.ADVICE]
-    if not decisive:
-        return f"{verdict}: no known defect here", _NOTHING
     do = next((finding.do for finding in findings if finding.do), _NOTHING)
-    return f"{verdict}: {decisive[0].what}", do
+    decisive = [finding for finding in findings if finding.level is not Level.ADVICE]
+    if decisive:
+        return f"{verdict}: {decisive[0].what}", do
+    unknown = [
+        name
+        for name, fact in (("GPUs", facts.gpus), ("driver", facts.driver), ("cuDNN", facts.cudnn))
+        if isinstance(fact, Missing)
+    ]
+    though = f" (not known: {', '.join(unknown)})" if unknown else ""
+    return f"{verdict}: no defect that this doctor knows{though}.", do
 
 
 def as_data(
@@ -52,7 +46,7 @@ def as_data(
     findings: Sequence[Finding],
 ) -> dict[str, Any]:
     """Plain data. A missing fact is ``{"missing": reason}``."""
-    _, do = headline(findings)
+    _, do = headline(facts, findings)
     found = gate(facts)
     return {
         "verdict": VERDICTS[status(findings)],
@@ -70,6 +64,7 @@ def as_data(
             for cache in caches
         ],
         "logs": _plain(logs),
+        "tokens": [{"tokens": str(asked), "buckets": asked.buckets()} for asked in tokens],
     }
 
 
@@ -114,28 +109,6 @@ def _cache_data(facts: Facts, cache: Cache, tokens: Sequence[Tokens]) -> dict[st
     }
 
 
-def winners(cache: Cache, m: int | None = None) -> dict[str, Counter[str]]:
-    """How many shapes each runner won, by op; of all shapes, or of those with ``m`` rows."""
-    found: dict[str, Counter[str]] = {}
-    for entry in cache.entries:
-        if m is None or (entry.m == m and entry.op.endswith("_gemm")):
-            found.setdefault(entry.op, Counter())[entry.runner] += 1
-    return found
-
-
-def override_shape(facts: Facts) -> tuple[bool | None, str]:
-    """Whether one cuDNN plan serves many shapes here, and why."""
-    flashinfer = facts.flashinfer
-    release = None if isinstance(flashinfer, Missing) else flashinfer.release
-    if release is None:
-        return None, "the release is not known"
-    if isinstance(facts.cudnn, Missing):
-        return None, f"the version of cuDNN is not known ({facts.cudnn.reason})"
-    frontend = facts.cudnn_frontend if isinstance(facts.cudnn_frontend, str) else ""
-    answer = releases.override_shape(release, facts.cudnn, frontend)
-    return answer, f"cuDNN {backend_words(facts.cudnn)}, frontend {frontend or 'not known'}"
-
-
 # Text -------------------------------------------------------------------------------------------
 
 
@@ -147,7 +120,7 @@ def as_text(
     findings: Sequence[Finding],
 ) -> str:
     """For people, the answer first."""
-    verdict, do = headline(findings)
+    verdict, do = headline(facts, findings)
     lines = [verdict, "", f"do this: {do}"]
     if findings:
         lines += ["", "findings"]
@@ -159,6 +132,9 @@ def as_text(
     lines += [f"  {name:22} {text}" for name, text in _fact_lines(facts)]
     for cache in caches:
         lines += _cache_lines(facts, cache, tokens)
+    if tokens and not caches:
+        lines += ["", "tokens (no autotune cache was found; name one with --autotune-cache)"]
+        lines += [f"  {asked} tokens: M = {m}" for asked in tokens for m in asked.buckets()]
     for log in logs:
         lines += _log_lines(log)
     return "\n".join(map(printable, lines))
