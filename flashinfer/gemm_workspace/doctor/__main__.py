@@ -29,4 +29,9 @@ def _package() -> str:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036 - a folder runs with whatever Python is named
+        print(
+            "doctor: needs Python 3.10 or later, the one that the server runs with", file=sys.stderr
+        )
+        sys.exit(2)
     sys.exit(importlib.import_module(f"{_package()}.cli").main())

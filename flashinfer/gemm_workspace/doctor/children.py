@@ -49,7 +49,8 @@ def _ask(
     what: str, steps: tuple[str, ...], environment: dict[str, str], timeout: float
 ) -> dict[str, Step | Missing]:
     process = subprocess.Popen(
-        [sys.executable, *_flags(), str(PROBE), what],
+        # Its search path is this process's, so that both look at the same packages.
+        [sys.executable, *_flags(), str(PROBE), what, json.dumps(sys.path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -70,7 +71,7 @@ def _ask(
 
 
 def _flags() -> list[str]:
-    """What makes the child find the packages that this process would find."""
+    """What this interpreter was started with, as far as it decides what an import finds."""
     flags = sys.flags
     given = (("-I", flags.isolated), ("-E", flags.ignore_environment), ("-S", flags.no_site))
     return [flag for flag, is_set in (*given, ("-s", flags.no_user_site)) if is_set]

@@ -138,6 +138,14 @@ def main(
     except KeyboardInterrupt:
         print("doctor: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        # Python's own exit status for this would read as a verdict.
+        line = error.__traceback__
+        while line is not None and line.tb_next is not None:
+            line = line.tb_next
+        where = f"{line.tb_frame.f_code.co_filename}:{line.tb_lineno}" if line else "?"
+        print(f"doctor: a defect of its own: {error!r} at {where}", file=sys.stderr)
+        return 2
     return status(findings)
 
 

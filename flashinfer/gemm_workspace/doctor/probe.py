@@ -1,8 +1,9 @@
 """Run as a file, in a child process: says what only an import or a library call can say.
 
-``probe.py driver`` asks libcuda for the devices; no context is made. ``probe.py python`` imports
-torch, cudnn and flashinfer one after the other. A line for each step before and after it, so that
-the parent knows what was running when this process died. Standard library only.
+``probe.py driver PATH`` asks libcuda for the devices; no context is made. ``probe.py python PATH``
+imports torch, cudnn and flashinfer one after the other. PATH is ``sys.path`` as JSON. A line for
+each step before and after it, so that the parent knows what was running when this process died.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -107,10 +108,8 @@ def mapped() -> dict[str, Any]:
 
 
 def main() -> None:
-    # Python put this file's folder first; its modules would hide others of the same names.
-    here = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
-    if sys.argv[1:] == ["driver"]:
+    sys.path[:] = json.loads(sys.argv[2])
+    if sys.argv[1] == "driver":
         _run("devices", devices)
     else:
         for step in (torch, frontend, bindings, flashinfer, mapped):

@@ -192,3 +192,16 @@ def _facts(environment: object, sm: object) -> Any:
     from .test_judge import SM120
 
     return facts(gpus=SM120)
+
+
+def test_a_defect_of_its_own_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(environment: object, sm: object) -> Any:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(cli.gather, "of_this_environment", fails)
+    assert cli.main([], {}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("doctor: a defect of its own: ZeroDivisionError('no') at ")
+    assert "test_cli.py:" in line
