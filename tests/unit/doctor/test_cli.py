@@ -135,6 +135,20 @@ def test_surrogates_of_a_hand_edited_file_are_printed(tmp_path: Path) -> None:
         assert "ud800" in done.stdout
 
 
+def test_a_terminal_without_the_letters_of_a_path(tmp_path: Path) -> None:
+    site = site_packages(tmp_path / "ünïcode", "0.7.4", torch="2.11.0")
+    done = run("--site-packages", site, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "\\xfcn\\xefcode" in done.stdout
+
+
+def test_its_modules_hide_no_others(tmp_path: Path) -> None:
+    site = site_packages(tmp_path)
+    (site / "torch.py").write_text("import judge\n")
+    torch = json.loads(run("--json", PYTHONPATH=str(site)).stdout)["facts"]["torch"]
+    assert torch == {"missing": "ModuleNotFoundError: No module named 'judge'"}
+
+
 def test_the_readers_end_may_go_away(tmp_path: Path) -> None:
     site = site_packages(tmp_path)
     process = subprocess.Popen(

@@ -181,7 +181,7 @@ def test_compiled_ops(tmp_path: Path) -> None:
     package, base = tmp_path / "flashinfer", tmp_path / "base"
     environment = {"FLASHINFER_WORKSPACE_BASE": str(base), "CUDA_HOME": str(tmp_path)}
     assert isinstance(machine.jit_cache("0.6.14", package, environment), Missing)
-    for name, time in (("old", 100), ("new", 300)):
+    for name, time in (("old", 100), ("new", 300), ("newer", 400)):
         built = base / ".cache/flashinfer/0.6.14/120f/cached_ops" / name / f"{name}.so"
         built.parent.mkdir(parents=True)
         built.write_bytes(b"")
@@ -192,7 +192,7 @@ def test_compiled_ops(tmp_path: Path) -> None:
     os.utime(source, (200, 200))
     jit = machine.jit_cache("0.6.14", package, environment)
     assert not isinstance(jit, Missing)
-    assert (jit.compiled, jit.older, jit.nvcc) == (2, 1, None)
+    assert (jit.compiled, jit.older, jit.nvcc) == (3, 1, None)
     compiler = tmp_path / "bin" / "nvcc"
     compiler.parent.mkdir()
     compiler.write_text("")
