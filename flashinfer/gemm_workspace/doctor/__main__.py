@@ -34,4 +34,5 @@ if __name__ == "__main__":
             "doctor: needs Python 3.10 or later, the one that the server runs with", file=sys.stderr
         )
         sys.exit(2)
+    sys.dont_write_bytecode = True  # it leaves nothing behind
     sys.exit(importlib.import_module(f"{_package()}.cli").main())

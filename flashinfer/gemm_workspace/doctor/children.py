@@ -50,7 +50,7 @@ def _ask(
 ) -> dict[str, Step | Missing]:
     process = subprocess.Popen(
         # Its search path is this process's, so that both look at the same packages.
-        [sys.executable, *_flags(), str(PROBE), what, json.dumps(sys.path)],
+        [sys.executable, "-B", *_flags(), str(PROBE), what, json.dumps(sys.path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from .switches import SWITCHES
 
 VERDICTS = {0: "healthy", 1: "affected", 2: "could not tell"}
 
-_NOTHING = "nothing needs to be done"
+_NOTHING = "nothing"
 
 
 def headline(facts: Facts, findings: Sequence[Finding]) -> tuple[str, str]:
@@ -121,7 +121,7 @@ def as_text(
 ) -> str:
     """For people, the answer first."""
     verdict, do = headline(facts, findings)
-    lines = [verdict, "", f"do this: {do}"]
+    lines = [verdict, "", f"{'do this' if status(findings) else 'worth doing'}: {do}"]
     if findings:
         lines += ["", "findings"]
         for finding in findings:
@@ -162,7 +162,7 @@ def _fact_lines(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "CUDA of the driver", _words(facts.driver_cuda)
     yield "torch", _words(facts.torch)
     yield "CUDA of torch", _words(facts.torch_cuda)
-    yield "cuDNN, loaded", _cudnn_words(facts.cudnn)
+    yield "cuDNN, packaged" if facts.image else "cuDNN, loaded", _cudnn_words(facts.cudnn)
     if facts.cudnn_of_torch != facts.cudnn:
         yield "cuDNN, of torch", _cudnn_words(facts.cudnn_of_torch)
     if not isinstance(facts.cudnn_mapped, Missing):

@@ -81,12 +81,12 @@ def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
         HOME=str(tmp_path / "home"),
         TMPDIR=str(tmp_path / "tmp"),
         PYTHONPATH=str(site),
-        PYTHONDONTWRITEBYTECODE="1",
     )
     facts = json.loads(done.stdout)["facts"]
     # The stand-in has no version, which is asked last.
     assert facts["import_error"].startswith("AttributeError")
     assert [*(tmp_path / "home").iterdir(), *(tmp_path / "tmp").iterdir()] == []
+    assert not list(site.rglob("*.pyc"))
 
 
 @pytest.mark.parametrize(
