@@ -121,7 +121,8 @@ def as_text(
 ) -> str:
     """For people, the answer first."""
     verdict, do = headline(facts, findings)
-    lines = [verdict, "", f"{'do this' if status(findings) else 'worth doing'}: {do}"]
+    label = "do this" if status(findings) or do == _NOTHING else "worth doing"
+    lines = [verdict, "", f"{label}: {do}"]
     if findings:
         lines += ["", "findings"]
         for finding in findings:
