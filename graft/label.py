@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="a23da0d5e10362b27dc50dbf033a1de5afd0fa94232ab3df2801714b11513ed5",
-        delta="501e24e138831776c278b528219fab81d4b4b59a7704de2cf32e8c5426fb2b53",
+        runtime="7136e223ce07c93e0d525ff49a274ee96081b18497be796306cb913420ebc307",
+        delta="3e1e4a7019563fd28e2efab49080c0b1df94ae0da51c838197a1f96eb47f1e61",
     ),
 }
 CURRENT = max(LABELS)

@@ -6,8 +6,9 @@ over a simulated one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -99,6 +100,10 @@ class Device(Protocol):
 
     def captures_running(self) -> int:
         """How many captures are known to run in the process."""
+
+    def make_blas_handle(self, index: int) -> None:
+        """Have the handle of cuBLAS that this thread's ops on ``index`` use, so that its making,
+        which allocates, happens in RELAXED mode and ends no capture. Never raises."""
 
     def tie(self, graph: int) -> Tie:
         """A token held by ``graph``. Raises DriverUnavailable or DriverError."""
@@ -194,6 +199,14 @@ class _CudaRange:
         return _wrap(self._index, self.address, nbytes)
 
 
+class _OfThread(threading.local):
+    """What one thread has."""
+
+    def __init__(self) -> None:
+        # Devices whose cuBLAS handle it has: torch keeps them by thread.
+        self.blas_handles: set[int] = set()
+
+
 class CudaDevice:
     """The devices of this process."""
 
@@ -204,6 +217,7 @@ class CudaDevice:
         self._lasting: set[tuple[int, int]] = set()
         # The index of the device, if there is only one: then it is the current one.
         self._only: set[int] = set()
+        self._of_thread = _OfThread()
         # Devices that name their index: reading a torch.device costs more than hashing it.
         self._indices: dict[torch.device, int] = {}
 
@@ -281,6 +295,15 @@ class CudaDevice:
 
     def captures_running(self) -> int:
         return captures.registry.running()
+
+    def make_blas_handle(self, index: int) -> None:
+        made = self._of_thread.blas_handles
+        if index == CPU or index in made:
+            return
+        # The op that needs it asks again, and then says itself what is wrong.
+        with suppress(RuntimeError), self.relaxed(), torch.cuda.device(index):
+            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+            made.add(index)
 
     def tie(self, graph: int) -> Tie:
         return driver.tie(graph)

@@ -120,17 +120,18 @@ def _tell(state: State, growth: Growth) -> None:
     if log.isEnabledFor(level):
         log.log(
             level,
-            "%s: %s of %s grew from %d to %d bytes (stream %#x, %s, thread %s, called at %s)",
-            growth.op,
+            "GEMM workspace grew: %s of %s for %s, from %d to %d bytes (stream %#x, %s, thread %s, "
+            "called at %s)",
             growth.part,
             growth.device,
+            growth.op,
             growth.old,
             growth.new,
             growth.stream,
             "no capture" if growth.capture is None else f"capture {growth.capture}",
             growth.thread,
             growth.caller,
-            extra={"growth": growth.as_dict()},
+            extra={"gemm_workspace": {"event": "growth", **growth.as_dict()}},
         )
 
 

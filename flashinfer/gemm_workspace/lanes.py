@@ -211,6 +211,8 @@ def _captured_view(state: State, name: str, nbytes: int, index: int) -> torch.Te
     hold = state.holds.get(capture.id)
     view = None if hold is None else hold.views.get(entry)
     if view is None:
+        # A11: the op may go on to a runner of cuBLAS, and this may be its first call.
+        state.device.make_blas_handle(index)
         key = _captured_key(state, index, capture, stream_key)
         with state.lock:
             lane = _lane(state, name, nbytes, index, stream, key, capture)

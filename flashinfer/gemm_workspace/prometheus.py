@@ -83,10 +83,9 @@ def text(stats: Mapping[str, Any]) -> str:
         sharing.add(int(shares), device=device)
     families = [size, lanes, kept, spare, buffers, buffers_kept, sharing]
     for name, kind, key, words in _PLAIN:
-        if key in stats:
-            family = _Family(name, kind, words)
-            family.add(int(stats[key]))
-            families.append(family)
+        family = _Family(name, kind, words)
+        family.add(int(stats[key]))
+        families.append(family)
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
 

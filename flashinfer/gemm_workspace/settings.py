@@ -24,8 +24,8 @@ SEAL_POLICY
     What mapping memory after ``seal()`` is: an error, or a line in the log.
 LOG
     1: one line at level INFO each time that memory is mapped or a block is made, on the logger
-    ``flashinfer.gemm_workspace``, with the event as the record's ``growth``; to stderr if the
-    process has set up no logging. 0: the same at level DEBUG.
+    ``flashinfer.gemm_workspace``, with the event as the record's ``gemm_workspace``; to stderr
+    if the process has set up no logging. 0: the same at level DEBUG.
 ZERO
     1: every workspace is filled with zeros, on the current stream, each time that an op gets it;
     under capture each replay does so. A diagnostic for kernels that wait for what they found in

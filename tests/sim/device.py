@@ -125,6 +125,9 @@ class SimDevice:
     def captures_running(self) -> int:
         return sum(capture.known for capture in self.world.captures)
 
+    def make_blas_handle(self, index: int) -> None:
+        pass
+
     def tie(self, graph: int) -> Tie:
         tied = self.world.graph_at(graph)
         tied.untied = True

@@ -53,17 +53,14 @@ def test_the_switches_are_the_runtimes() -> None:
     assert read
     for name, values in read.items():
         assert set(switches.SWITCHES[name]) == set(values), name
-    assert set(switches.SWITCHES) - set(read) <= {
-        settings.ALLOW,
-        "FLASHINFER_GEMM_WORKSPACE_LOG",
-    }
+    assert set(switches.SWITCHES) - set(read) == {settings.ALLOW}
 
 
 def test_what_the_runtime_says_is_what_a_log_is_searched_for() -> None:
     runtime = Path(settings.__file__).parent
     said = "\n".join(path.read_text() for path in runtime.glob("*.py"))
     joined = "".join(part for part in said.replace('"\n', '"').split('" "'))
-    for kind in ("gate", "refused", "sealed", "lanes", "memory"):
+    for kind in ("gate", "growth", "refused", "sealed", "lanes", "memory"):
         for mark in MARKS[kind]:
             assert mark.decode().strip() in joined, mark
 

@@ -87,6 +87,7 @@ class FakeDevice:
         self.queries: list[int] = []
         self.captures_asked = 0
         self.syncs: list[int] = []
+        self.blas_handles: list[int] = []
         self.idle_released = 0
         self.capability_queries = 0
         self._local = threading.local()
@@ -135,6 +136,9 @@ class FakeDevice:
 
     def captures_running(self) -> int:
         return len(set(self.captures.values())) + self.running
+
+    def make_blas_handle(self, index: int) -> None:
+        self.blas_handles.append(index)
 
     def tie(self, graph: int) -> FakeTie:
         if not self.can_tie:

@@ -264,12 +264,14 @@ def test_a_growth_is_told_with_its_thread(
     worker.join()
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert f"{A}: {A} of cuda:0 grew from 0 to {LANE_BYTES} bytes (stream 0x0, no capture" in (
-        record.getMessage()
-    )
-    assert record.growth == stats()["growths"][0]  # type: ignore[attr-defined]
-    assert record.growth["thread"] == "worker 3"  # type: ignore[attr-defined]
-    assert "threading.py" in record.growth["caller"]  # type: ignore[attr-defined]
+    assert (
+        f"GEMM workspace grew: {A} of cuda:0 for {A}, from 0 to {LANE_BYTES} bytes (stream 0x0, "
+        "no capture"
+    ) in record.getMessage()
+    event = record.gemm_workspace  # type: ignore[attr-defined]
+    assert event == {"event": "growth", **stats()["growths"][0]}
+    assert event["thread"] == "worker 3"
+    assert "threading.py" in event["caller"]
 
 
 def test_growths_are_quiet_unless_asked(
@@ -323,4 +325,4 @@ def test_the_growth_line_is_seen_without_logging_set_up() -> None:
             text=True,
             check=True,
         )
-        assert done.stderr.count("grew from 0") == lines, done.stderr
+        assert done.stderr.count("GEMM workspace grew") == lines, done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +222,39 @@ def test_the_only_device_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
             machine.calls.clear()
             assert _gemm_workspace_at_least(first, 64) is first
             assert machine.calls == calls[:-1]
+
+
+def test_a_blas_handle_is_made_once_a_thread_and_relaxed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, bool]] = []
+    inside: list[bool] = []
+
+    @contextmanager
+    def relaxed() -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    device = CudaDevice()
+    monkeypatch.setattr(device, "relaxed", relaxed)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(
+        torch.cuda,
+        "current_blas_handle",
+        lambda: made.append((threading.current_thread().name, bool(inside))),
+    )
+    device.make_blas_handle(CPU)
+    device.make_blas_handle(0)
+    device.make_blas_handle(0)
+    worker = threading.Thread(target=device.make_blas_handle, args=(0,), name="worker")
+    worker.start()
+    worker.join()
+    assert made == [("MainThread", True), ("worker", True)]
+
+    def broken() -> None:
+        raise RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED")
+
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", broken)
+    device.make_blas_handle(1)
 
 
 def test_the_cpu_is_never_the_only_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,3 +274,13 @@ def test_growing_ahead_is_not_paid_by_each_capture(device: FakeDevice) -> None:
     with device.capturing():
         lane_workspace(NAME, 1, "cuda")
     assert [lane["bytes"] for lane in stats()["lanes"]] == [300 * MiB, 300 * MiB, LANE_BYTES]
+
+
+def test_a_lane_under_capture_comes_with_a_blas_handle(device: FakeDevice) -> None:
+    """A11: making it allocates, which only the runtime knows how to do under capture."""
+    lane_workspace("bmm_fp8_workspace", 8, "cuda")
+    assert device.blas_handles == []
+    with device.capturing():
+        for _ in range(3):
+            lane_workspace("bmm_fp8_workspace", 8, "cuda")
+    assert device.blas_handles == [0]

@@ -63,7 +63,7 @@ def test_a_fresh_process(device: FakeDevice) -> None:
         labelled(name): 0
         for name in (
             *("sealed", "graphs", "graphs_untied", "plans_held", "plans_kept_for_process"),
-            "builds_refused_total",
+            *("builds_refused_total", "growths_total"),
         )
     }
 
