@@ -90,6 +90,15 @@ class Module:
         at = self.line_start(node.lineno)
         return Splice(at, at, self._indented(node, text))
 
+    def insert_above(self, decorator: ast.expr, text: str) -> Splice:
+        """Insert ``text`` as a line of its own above ``decorator``, at the indentation of its @."""
+        at = self.line_start(decorator.lineno)
+        line = self.data[at : self.span(decorator)[0]]
+        pad = line[: len(line) - len(line.lstrip())]
+        if line.strip() != b"@":
+            raise GraftError(f"{self.path}:{decorator.lineno}: does not begin a line of its own")
+        return Splice(at, at, pad + text.encode() + b"\n")
+
     def insert_after(self, node: ast.stmt, text: str) -> Splice:
         """Insert ``text`` as lines of their own after ``node``, at its indentation."""
         assert node.end_lineno is not None

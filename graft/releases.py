@@ -25,6 +25,8 @@ _SVDQUANT = "flashinfer/gemm/gemm_svdquant.py"
 _GROUPED = "flashinfer/grouped_mm/cudnn/core.py"
 _LOW_LATENCY = "flashinfer/trtllm_low_latency_gemm.py"
 _UTILS = "flashinfer/utils.py"
+_TUNER_MODULE = "flashinfer/autotuner.py"
+_TUNER = "flashinfer/autotuner/autotuner.py"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def _counts(
     executes: int = 8,
     executes_grouped: int = 3,
     gate: int,
+    prepared: int = 27,
+    tuner: str = _TUNER,
 ) -> Counts:
     two = {_BF16_FP4: 2} if bf16_fp4 else {}
     lane_files = {
@@ -92,17 +96,31 @@ def _counts(
         "retries": {_GEMM: 5, _BF16_FP4: 1} if retries else {},
         "plan-lifetime": {_GEMM: executes, **two, _GROUPED: executes_grouped},
         "sm12x-gate": {_GEMM: gate},
+        "prepared-launches": {_GEMM: prepared, tuner: 1},
     }
 
 
 #: 0.6.12 has the length of every tuned op's workspace in the autotuner's key.
 _F0612 = Family(
-    _counts(grow=8, bf16_fp4=False, default=(_GEMM,), lanes=13, gate=2),
+    _counts(
+        grow=8,
+        bf16_fp4=False,
+        default=(_GEMM,),
+        lanes=13,
+        gate=2,
+        prepared=23,
+        tuner=_TUNER_MODULE,
+    ),
     _BF16 | _MXFP8 | _FP4_FP8,
 )
 _F0613 = Family(_F0612.counts, _BF16 | _MXFP8)
 _F0614 = Family(
-    _counts(grow=8, default=(_GEMM,), lanes=13, gate=2), _BF16 | _MXFP8 | _BF16_FP4_NAME
+    _counts(grow=8, default=(_GEMM,), lanes=13, gate=2, prepared=23, tuner=_TUNER_MODULE),
+    _BF16 | _MXFP8 | _BF16_FP4_NAME,
+)
+#: From 0.6.15 on the autotuner is a package.
+_F0615 = Family(
+    _counts(grow=8, default=(_GEMM,), lanes=13, gate=2, prepared=23), _F0614.own_lengths
 )
 _F0616 = Family(
     _counts(
@@ -181,7 +199,7 @@ _F0704 = Family(
         gate=3,
     )
 )
-FAMILIES = (_F0612, _F0613, _F0614, _F0616, _F0618, _F0700, _F0702, _F0702P1, _F0704)
+FAMILIES = (_F0612, _F0613, _F0614, _F0615, _F0616, _F0618, _F0700, _F0702, _F0702P1, _F0704)
 
 _AFFECTED = "affected: resize_() moves the workspace"
 _GATED = "affected: resize_() moves the workspace; SM12x gate present"
@@ -216,14 +234,14 @@ RELEASES: dict[str, Release] = {
         (
             "0.6.15",
             _AFFECTED,
-            _F0614,
+            _F0615,
             "da6c339e14db4831ade0d593324f02907d44bd4b86b640faad4727d9e089477b",
             "0540d92493042070c9c585d7cc0d6567d68ae85df827d364a8ec481e93ba6980",
         ),
         (
             "0.6.15.post1",
             _AFFECTED,
-            _F0614,
+            _F0615,
             "f2419fd2b77c2705816e8d0a31c784c6456b17f373f8494b5cfc3bdf434d5c44",
             "bf7cae706c2f43f43f301db9d32a0721b7b663e18f4f894719443a254becbccd",
         ),

@@ -6,7 +6,14 @@ flashinfer module and no third-party one but torch, and importing it makes no CU
 Data flows one way: ``driver``, ``torch_internals``, ``captures`` <- ``device`` (the machine) <-
 ``arena``, ``storage`` (memory) <- ``state`` (what is known) <- ``growth``, ``holds``, ``lanes``,
 ``cache``, ``plans``, ``execution``, ``gate`` (the policy) <- ``control`` (operators).
+Beside it, for calls of a known signature: ``notes``, ``signature``, ``tuning``, ``frontend`` <-
+``launches`` <- ``prepared``; these are imported when the first of their names is asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from . import captures, holds
 from .cache import cache_buffer
@@ -29,6 +36,10 @@ from .plans import (
 )
 from .state import use_device
 
+if TYPE_CHECKING:
+    from .notes import noted_runner, watched
+    from .prepared import prepared_launches
+
 __all__ = [
     "LANE_BYTES",
     "CudnnCaptureUnsafeError",
@@ -46,12 +57,25 @@ __all__ = [
     "guard_plan_build",
     "is_lane",
     "lane_workspace",
+    "noted_runner",
+    "prepared_launches",
     "reserve",
     "reserve_lane",
     "seal",
     "stats",
     "use_device",
+    "watched",
 ]
+
+_LATER = {"noted_runner": "notes", "prepared_launches": "prepared", "watched": "notes"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{module}", __name__), name)
+
 
 captures.before_begin = holds.before_capture
 for _graph_class in captures.graph_classes():

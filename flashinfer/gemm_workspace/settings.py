@@ -10,6 +10,7 @@ FLASHINFER_GEMM_WORKSPACE_SEAL_POLICY     error,    error        first use of a 
                                           warn
 FLASHINFER_GEMM_WORKSPACE_LOG             0, 1      0            first use of a lane
 FLASHINFER_GEMM_WORKSPACE_ZERO            0, 1      0            first use of a lane
+FLASHINFER_GEMM_WORKSPACE_PREPARED        0, 1      1            first call of an op
 FLASHINFER_ALLOW_CUDNN_PLAN_BUILD_IN_     0, 1      0            each plan build under capture
 CAPTURE
 ========================================  ========  ===========  ================================
@@ -30,6 +31,9 @@ ZERO
     1: every workspace is filled with zeros, on the current stream, each time that an op gets it;
     under capture each replay does so. A diagnostic for kernels that wait for what they found in
     their workspace: it costs a fill of the whole workspace for each call.
+PREPARED
+    0: every call takes the release's own path. 1: a call of a signature seen before makes the
+    same launch at once.
 ALLOW_CUDNN_PLAN_BUILD_IN_CAPTURE
     1: a plan build under capture is a warning and goes on; upstream's switch.
 
@@ -60,6 +64,7 @@ class Settings:
     seal_is_error: bool = True
     log_growths: bool = False
     zero: bool = False
+    prepared: bool = True
 
     @staticmethod
     def read(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -67,12 +72,14 @@ class Settings:
         single = _one_of(environment, "SINGLE_CAPTURE_LANE", ("0", "1"))
         share = _one_of(environment, "SHARE", ("0", "1"))
         policy = _one_of(environment, "SEAL_POLICY", ("error", "warn"))
+        prepared = _one_of(environment, "PREPARED", ("0", "1"))
         return Settings(
             share=None if share is None else share == "1",
             single_capture_lane=single == "1",
             seal_is_error=policy != "warn",
             log_growths=_one_of(environment, "LOG", ("0", "1")) == "1",
             zero=_one_of(environment, "ZERO", ("0", "1")) == "1",
+            prepared=prepared != "0",
         )
 
 

@@ -52,6 +52,7 @@ def current_stream_lasts(index: int) -> bool:
 
 dynamo_tracing = torch.compiler.is_dynamo_compiling
 modes_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
+function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
 _mode: Callable[[Any], object] = torch._C._get_dispatch_mode
 _TRACING_MODES = (
     torch._C._TorchDispatchModeKey.FAKE,

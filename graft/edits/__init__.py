@@ -9,6 +9,7 @@ from . import (
     grow_sites,
     plan_builds,
     plan_lifetime,
+    prepared_launches,
     retries,
     sm12x_gate,
 )
@@ -23,6 +24,7 @@ EDITS: tuple[Edit, ...] = (
     retries.EDIT,
     plan_lifetime.EDIT,
     sm12x_gate.EDIT,
+    prepared_launches.EDIT,
 )
 
 __all__ = ["EDITS", "Edit"]

@@ -1,0 +1,334 @@
+"""Prepared launches: what a call resolved is remembered for the next call of its signature.
+
+A release decides anew at each call which backend, runner, tactic and plan an op runs, which costs
+several times what the launch costs. The first call of a signature takes the release's own path
+and is watched (:mod:`.notes`); the next ones make the same launch at once (:mod:`.launches`).
+
+The signature is the key of the arguments (:mod:`.signature`) and all else that the path looks at:
+whatever of it can change is asked at each call, and a change either forgets everything or sends
+the call down the release's path: a capture, another current device, a tracing or function mode,
+the tuner (:mod:`.tuning`), the environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
+
+from . import state as _state
+from . import torch_internals
+from .device import CudaDevice
+from .launches import Call, Unrepeatable, prepare
+from .notes import Notes, noted
+from .signature import Form, form, refusal
+from .state import State
+from .tuning import Tuning
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Signatures remembered in all; the oldest is forgotten for a new one.
+SIGNATURES = 4096
+
+# Ways to write a call of one op; further ones take the release's path.
+FORMS = 64
+
+# On the way of every call, so bound once.
+_dynamo_tracing = torch_internals.dynamo_tracing
+_modes_active = torch_internals.modes_active
+_functions_active = torch_internals.function_modes_active
+_here = torch_internals.current_device
+_capturing = torch_internals.is_current_stream_capturing
+_raw_stream = torch_internals.raw_stream
+
+
+class _Known:
+    """A signature: its launch, or why there is none."""
+
+    __slots__ = ("call", "hits", "index", "refused", "tuning")
+
+    def __init__(self, index: int, tuning: Tuning, call: Call | None) -> None:
+        self.index, self.tuning, self.call = index, tuning, call
+        self.hits = 0  # of threads that count at once one may be lost
+
+
+class _Memory:
+    """All that is remembered, over one state of the runtime."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.enabled = state.settings.prepared
+        self.table: dict[Hashable, _Known] = {}
+        self.generation = 0
+        self.lock = threading.Lock()
+        self.hits = 0  # of signatures that are forgotten
+        self.misses = self.forgotten = self.failures = 0
+        self.refusals: Counter[str] = Counter()
+        self.tunings: dict[int, Tuning] = {}
+        self.stream = _stream if type(state.device) is CudaDevice else self._any_stream
+
+    def _any_stream(self, index: int) -> int | None:
+        """As :func:`_stream`, on a device that is not the real one."""
+        device = self.state.device
+        if device.current_index() != index or device.is_capturing(index):
+            return None
+        return device.raw_stream(index)
+
+    def tuning(self, home: dict[str, Any]) -> Tuning:
+        """That of the module whose globals are ``home``."""
+        known = self.tunings.get(id(home))
+        return known or self.tunings.setdefault(id(home), Tuning(home, forget))
+
+    def add(self, key: Hashable, known: _Known, generation: int) -> None:
+        """Remember, unless everything was forgotten since ``generation``."""
+        with self.lock:
+            while len(self.table) >= SIGNATURES:
+                self._let_go(next(iter(self.table)))
+            self.table[key] = known
+            if self.generation != generation:
+                self.table.pop(key, None)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget one signature, whose launch failed."""
+        with self.lock:
+            self._let_go(key)
+            self.failures += 1
+
+    def _let_go(self, key: Hashable) -> None:
+        known = self.table.pop(key, None)
+        if known is not None:
+            self.hits += known.hits
+            self.forgotten += 1
+
+    def forget(self) -> None:
+        """Forget everything. A call that is being learnt now will not be remembered."""
+        # In this order, and without the lock: the caller may hold the tuner's, and a thread that
+        # adds looks at the generation after it has added.
+        self.generation += 1
+        table, self.table = self.table, {}
+        self.hits += sum(known.hits for known in list(table.values()))
+        self.forgotten += len(table)
+
+
+_memory: _Memory | None = None
+
+
+def _current_memory() -> _Memory:
+    global _memory
+    memory = _memory
+    if memory is None or memory.state is not _state.current:
+        memory = _memory = _Memory(_state.current)
+    return memory
+
+
+def _stream(index: int) -> int | None:
+    """Handle of the current stream of device ``index``; ``None`` while it captures, or while
+    another device is the current one."""
+    if _here() != index or _capturing():
+        return None
+    return _raw_stream(index)
+
+
+def forget() -> None:
+    """Forget every signature; each next call takes the release's own path again."""
+    memory = _memory
+    if memory is not None:
+        memory.forget()
+
+
+def report() -> dict[str, Any]:
+    """Counts, as plain data.
+
+    ``enabled``; ``remembered``: signatures now; ``hits``: calls that took a remembered launch
+    (counted without a lock: threads that count at once may lose one); ``misses``: calls that
+    were watched; ``forgotten``: signatures dropped since something changed or the table was
+    full; ``failures``: remembered launches that failed or whose plan was gone, after which the
+    release's path ran; ``refused``: by reason, watched calls that cannot be repeated.
+    """
+    memory = _current_memory()
+    known = list(memory.table.values())
+    return {
+        "enabled": memory.enabled,
+        "remembered": sum(each.call is not None for each in known),
+        "hits": memory.hits + sum(each.hits for each in known),
+        "misses": memory.misses,
+        "forgotten": memory.forgotten,
+        "failures": memory.failures,
+        "refused": dict(memory.refusals),
+    }
+
+
+class _Op:
+    """A public op: how it may be called, and how a call is learnt."""
+
+    def __init__(self, release: Callable[..., Any], original: Callable[..., Any]) -> None:
+        self.release = release
+        self.home: dict[str, Any] = original.__globals__
+        parameters = inspect.signature(original).parameters.values()
+        self.positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        self.required = {p.name for p in parameters if p.default is p.empty}
+        self.defaults = {p.name: p.default for p in parameters}
+        # Added by the release's decorator, which takes it out again.
+        self.names = frozenset(self.defaults) | {"skip_check"}
+        self.tensors = frozenset(p.name for p in parameters if "Tensor" in str(p.annotation))
+        # By the number of positional arguments and the names of the others, in their order.
+        self.forms: dict[Hashable, Form | None] = {}
+
+    def form(self, count: int, keywords: tuple[str, ...]) -> Form | None:
+        """The form of such a call; ``None`` for a wrong one, and for one too many."""
+        names = (*self.positional[:count], *keywords)
+        right = (
+            count <= len(self.positional)
+            and len(set(names)) == len(names)
+            and self.required <= set(names) <= self.names
+        )
+        if len(self.forms) >= FORMS:
+            return None
+        # A number of its own: the forms of all ops share one table.
+        made = form(next(_numbers), names, self.tensors) if right else None
+        return self.forms.setdefault((count, *keywords) if keywords else count, made)
+
+    def learn(
+        self,
+        memory: _Memory,
+        form: Form,
+        key: Hashable,
+        values: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Take the release's path; remember where it led."""
+        tuning = memory.tuning(self.home)
+        index = self._index(memory.state, form, values)
+        why = None
+        if index is None:
+            why = "tensors of several devices, or none"
+        elif self._reads_the_last_call(form, values, kwargs):
+            why = "skip_check with a backend chosen by an earlier call"
+        else:
+            why = refusal(form, values)
+        if index is None or why is not None:
+            memory.refusals[str(why)] += 1
+            memory.add(key, _Known(-1, tuning, None), memory.generation)
+            return self.release(*args, **kwargs)
+        if memory.stream(index) is None or not (tuning.meet() and tuning.steady()):
+            return self.release(*args, **kwargs)
+        generation = memory.generation
+        told_apart = _told_apart(form, values)
+        if told_apart is None:
+            return self.release(*args, **kwargs)
+        memory.misses += 1
+        count, notes = len(args), Notes()
+        named = dict(zip(kwargs, told_apart[count:], strict=True))
+        result = noted(notes, lambda: self.release(*told_apart[:count], **named))
+        made = None
+        try:
+            made = prepare(memory.state, notes, form, told_apart, result)
+        except Unrepeatable as error:
+            memory.refusals[str(error)] += 1
+        if notes.spoilt is None:  # else it may go better the next time
+            memory.add(key, _Known(index, tuning, made), generation)
+        return result
+
+    def _index(self, state: State, form: Form, values: tuple[Any, ...]) -> int | None:
+        devices = {values[i].device for i in form.tensors if values[i] is not None}
+        return state.device.index_of(devices.pop()) if len(devices) == 1 else None
+
+    def _reads_the_last_call(
+        self, form: Form, values: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """With ``skip_check`` the release looks for ``backend="auto"`` among the keywords only;
+        given otherwise, it runs the backends that it found in an earlier call."""
+        given = dict(zip(form.names, values, strict=True))
+        backend = given.get("backend", self.defaults.get("backend"))
+        return bool(given.get("skip_check")) and backend == "auto" and "backend" not in kwargs
+
+
+_numbers = itertools.count()
+
+
+def _told_apart(form: Form, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """``values`` with no tensor twice, so that each operand of a launch is one argument: a tensor
+    that comes again (one scale for both operands) is replaced by an alias. ``None`` if the output
+    comes again: the op returns that very object."""
+    seen: dict[int, str] = {}
+    apart = list(values)
+    for i in form.tensors:
+        value, name = values[i], form.names[i]
+        if value is None:
+            continue
+        if id(value) in seen:
+            if "out" in (name, seen[id(value)]):
+                return None
+            apart[i] = value.detach()
+        seen.setdefault(id(value), name)
+    return tuple(apart)
+
+
+def prepared_launches(release: F) -> F:
+    """Decorates a public op, outermost: a call of a signature seen before launches at once.
+
+    The result has the name, signature, documentation and attributes of ``release``, now and
+    later: the releases set attributes on their functions at each call and read them from the
+    public name. Where the release logs every call, ``release`` itself is returned.
+    """
+    original = inspect.unwrap(release)
+    if _logs_calls() or "AutoTuner" not in original.__globals__:
+        return release
+    op = _Op(release, original)
+    forms = op.forms
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # First of all: Dynamo, which follows this code, then sees the release's function alone.
+        if _dynamo_tracing():
+            return release(*args, **kwargs)
+        memory = _memory
+        if memory is None or memory.state is not _state.current:
+            memory = _current_memory()
+        if not memory.enabled or _modes_active() or _functions_active():
+            return release(*args, **kwargs)
+        try:
+            form = forms[(len(args), *kwargs) if kwargs else len(args)]
+        except KeyError:
+            form = op.form(len(args), tuple(kwargs))
+        if form is None:
+            return release(*args, **kwargs)
+        values = (*args, *kwargs.values()) if kwargs else args
+        try:
+            key, addresses = form.read(*values)
+            known = memory.table.get(key)
+        except (AttributeError, RuntimeError, TypeError):  # the release says what is wrong
+            return release(*args, **kwargs)
+        if known is None:
+            return op.learn(memory, form, key, values, args, kwargs)
+        launch = known.call
+        if launch is None:
+            return release(*args, **kwargs)
+        stream = memory.stream(known.index)
+        if stream is None or not known.tuning.steady():
+            return release(*args, **kwargs)
+        try:
+            result = launch(values, addresses, stream)
+        except Exception:
+            # The plan is gone, or the launch failed: the release's path knows what to do.
+            memory.drop(key)
+        else:
+            known.hits += 1
+            return result
+        return release(*args, **kwargs)
+
+    functools.update_wrapper(call, release)
+    if "__wrapped__" in release.__dict__:
+        # One dict for both: what the release sets on its function is to be seen on this one.
+        call.__dict__ = release.__dict__
+    return cast(F, call)
+
+
+def _logs_calls() -> bool:
+    """Whether the release was told, before it was imported, to log or dump every call."""
+    return bool(getattr(sys.modules.get("flashinfer.api_logging"), "_API_LOG_LEVEL", 0))

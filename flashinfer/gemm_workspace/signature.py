@@ -1,0 +1,72 @@
+"""The signature of a call: everything about its arguments that a release's path looks at.
+
+For each op and each way to write a call of it, one function is generated that reads all of it
+without a loop: a loop over five tensors would cost a microsecond more than the reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+# Alignment in bytes that is told apart: pointers aligned to it, or better, are alike. Of the
+# runners' checks the strictest asks for 256 (cuBLASLt's bias), the others for 16.
+ALIGNMENT = 256
+
+# Exact types: a subclass can run code of its own in everything that is read here.
+TENSORS: set[type] = {torch.Tensor, torch.nn.Parameter}
+
+# What may be an argument beside tensors. Compared by value and type: 1, 1.0 and True are three.
+PLAIN = (type(None), bool, int, float, str, torch.dtype)
+
+
+class Form(NamedTuple):
+    """One way to write a call of an op: so many positional arguments, then these names.
+
+    ``read(*values)`` gives the key and the tensors' addresses (0 for ``None``), in the order of
+    ``tensors``. It raises AttributeError, RuntimeError or TypeError for a value that is no
+    tensor where one belongs.
+    """
+
+    read: Callable[..., tuple[Hashable, tuple[int, ...]]]
+    names: tuple[str, ...]  # of the arguments, in the order in which they are given
+    tensors: tuple[int, ...]  # places of the tensors among them
+
+
+def form(number: int, names: tuple[str, ...], tensors: frozenset[str]) -> Form:
+    """The form of a call with arguments ``names``; ``number`` tells forms apart in their keys."""
+    places = tuple(i for i, name in enumerate(names) if name in tensors)
+    reads = [f"    p{i} = 0 if v{i} is None else v{i}.data_ptr()" for i in places]
+    parts = [str(number)]
+    for i in range(len(names)):
+        if i in places:
+            what = f"type(v{i}), v{i}.shape, v{i}.stride(), v{i}.dtype, v{i}.device"
+            parts.append(f"v{i} if v{i} is None else ({what})")
+        else:
+            parts.append(f"type(v{i}), v{i}")
+    either = " | ".join(f"p{i}" for i in places) or "0"
+    each = "".join(f"p{i} & -p{i} & {ALIGNMENT - 1}, " for i in places)
+    source = "\n".join(
+        [
+            f"def read({', '.join(f'v{i}' for i in range(len(names)))}):",
+            *reads,
+            f"    unaligned = ({either}) & {ALIGNMENT - 1} and ({each})",
+            f"    return ({', '.join(parts)}, unaligned), ({''.join(f'p{i}, ' for i in places)})",
+        ]
+    )
+    scope: dict[str, Any] = {}
+    exec(compile(source, f"<signature of {', '.join(names)}>", "exec"), scope)
+    return Form(scope["read"], names, places)
+
+
+def refusal(form: Form, values: tuple[Any, ...]) -> str | None:
+    """Why a call with these values cannot be told by its key, if it cannot."""
+    for i, value in enumerate(values):
+        if i in form.tensors:
+            if value is not None and type(value) not in TENSORS:
+                return "a tensor of another class"
+        elif type(value) not in PLAIN:
+            return "an argument of an unusual type"
+    return None
