@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="7136e223ce07c93e0d525ff49a274ee96081b18497be796306cb913420ebc307",
-        delta="3e1e4a7019563fd28e2efab49080c0b1df94ae0da51c838197a1f96eb47f1e61",
+        runtime="a912751fab1b43244013024c2db0cfaae3ce21c522044f2adbb261bf4dd80c20",
+        delta="07329527bf0f74339cb715fa6724189a16b34f14624f73789f46ad563d930605",
     ),
 }
 CURRENT = max(LABELS)

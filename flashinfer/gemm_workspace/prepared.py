@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import operator
 import sys
 import threading
 from collections import Counter
@@ -50,11 +51,31 @@ _raw_stream = torch_internals.raw_stream
 class _Known:
     """A signature: its launch, or why there is none."""
 
-    __slots__ = ("call", "hits", "index", "refused", "tuning")
+    __slots__ = ("call", "gone", "hits", "index", "key", "tuning")
 
-    def __init__(self, index: int, tuning: Tuning, call: Call | None) -> None:
-        self.index, self.tuning, self.call = index, tuning, call
+    def __init__(self, key: Hashable, index: int, tuning: Tuning, call: Call | None) -> None:
+        self.key, self.index, self.tuning, self.call = key, index, tuning, call
+        self.gone = False
         self.hits = 0  # of threads that count at once one may be lost
+
+
+class _Quick:
+    """A signature, told by one call into C++: every tensor of it is aligned.
+
+    ``pick`` takes the tensors out of the arguments, one that comes twice once: ``twice`` has the
+    places of its two, which must then be the same.
+    """
+
+    __slots__ = ("alike", "known", "pick", "twice")
+
+    def __init__(
+        self,
+        known: _Known,
+        pick: Callable[[tuple[Any, ...]], Any],
+        alike: Callable[..., bool],
+        twice: tuple[tuple[int, int], ...],
+    ) -> None:
+        self.known, self.pick, self.alike, self.twice = known, pick, alike, twice
 
 
 class _Memory:
@@ -62,8 +83,11 @@ class _Memory:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.enabled = state.settings.prepared
+        # A remembered launch does not pass where a workspace is filled with zeros.
+        self.enabled = state.settings.prepared and not state.settings.zero
+        # By key, oldest first; and by brief key, those that can be told quickly.
         self.table: dict[Hashable, _Known] = {}
+        self.quick: dict[Hashable, _Quick] = {}
         self.generation = 0
         self.lock = threading.Lock()
         self.hits = 0  # of signatures that are forgotten
@@ -84,35 +108,77 @@ class _Memory:
         known = self.tunings.get(id(home))
         return known or self.tunings.setdefault(id(home), Tuning(home, forget))
 
-    def add(self, key: Hashable, known: _Known, generation: int) -> None:
+    def add(self, known: _Known, generation: int) -> None:
         """Remember, unless everything was forgotten since ``generation``."""
         with self.lock:
             while len(self.table) >= SIGNATURES:
                 self._let_go(next(iter(self.table)))
-            self.table[key] = known
+            if len(self.quick) >= SIGNATURES:
+                self.quick = {}
+            table = self.table
+            table[known.key] = known
             if self.generation != generation:
-                self.table.pop(key, None)
+                table.pop(known.key, None)
 
-    def drop(self, key: Hashable) -> None:
+    def drop(self, known: _Known) -> None:
         """Forget one signature, whose launch failed."""
         with self.lock:
-            self._let_go(key)
             self.failures += 1
+            if self.table.get(known.key) is known:
+                self._let_go(known.key)
 
     def _let_go(self, key: Hashable) -> None:
-        known = self.table.pop(key, None)
-        if known is not None:
-            self.hits += known.hits
-            self.forgotten += 1
+        known = self.table.pop(key)
+        known.gone = True
+        self.hits += known.hits
+        self.forgotten += 1
+
+    def find(
+        self,
+        form: Form,
+        brief: Hashable,
+        unaligned: int,
+        values: tuple[Any, ...],
+    ) -> tuple[Hashable, _Known | None]:
+        """The key of a call, and what is known of it; the next such call is told quickly."""
+        key = form.key(*values)
+        known = self.table.get(key)
+        if known is None or known.call is None or unaligned:
+            return key, known
+        before = self.quick.get(brief)
+        # A brief key that two signatures share is the first one's.
+        if before is None or before.known.gone:
+            quick = _quick(known, form, values)
+            if quick is not None:
+                self.quick[brief] = quick
+        return key, known
 
     def forget(self) -> None:
         """Forget everything. A call that is being learnt now will not be remembered."""
         # In this order, and without the lock: the caller may hold the tuner's, and a thread that
         # adds looks at the generation after it has added.
         self.generation += 1
+        self.quick = {}
         table, self.table = self.table, {}
         self.hits += sum(known.hits for known in list(table.values()))
         self.forgotten += len(table)
+
+
+def _quick(known: _Known, form: Form, values: tuple[Any, ...]) -> _Quick | None:
+    places: list[int] = []
+    twice: list[tuple[int, int]] = []
+    for i in form.tensors:
+        if values[i] is None:
+            continue
+        first = next((j for j in places if values[j] is values[i]), None)
+        if first is None:
+            places.append(i)
+        else:
+            twice.append((first, i))
+    alike = torch_internals.tensors_alike(tuple(values[i] for i in places))
+    if alike is None or len(places) < 2:
+        return None
+    return _Quick(known, operator.itemgetter(*places), alike, tuple(twice))
 
 
 _memory: _Memory | None = None
@@ -214,7 +280,7 @@ class _Op:
             why = refusal(form, values)
         if index is None or why is not None:
             memory.refusals[str(why)] += 1
-            memory.add(key, _Known(-1, tuning, None), memory.generation)
+            memory.add(_Known(key, -1, tuning, None), memory.generation)
             return self.release(*args, **kwargs)
         if memory.stream(index) is None or not (tuning.meet() and tuning.steady()):
             return self.release(*args, **kwargs)
@@ -232,7 +298,7 @@ class _Op:
         except Unrepeatable as error:
             memory.refusals[str(error)] += 1
         if notes.spoilt is None:  # else it may go better the next time
-            memory.add(key, _Known(index, tuning, made), generation)
+            memory.add(_Known(key, index, tuning, made), generation)
         return result
 
     def _index(self, state: State, form: Form, values: tuple[Any, ...]) -> int | None:
@@ -300,8 +366,18 @@ def prepared_launches(release: F) -> F:
             return release(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
         try:
-            key, addresses = form.read(*values)
-            known = memory.table.get(key)
+            brief, unaligned, addresses = form.brief(*values)
+            quick = memory.quick.get(brief)
+            if (
+                quick is None
+                or unaligned
+                or quick.known.gone
+                or not quick.alike(*quick.pick(values))
+                or (quick.twice and not _same(values, quick.twice))
+            ):
+                key, known = memory.find(form, brief, unaligned, values)
+            else:
+                known = quick.known
         except (AttributeError, RuntimeError, TypeError):  # the release says what is wrong
             return release(*args, **kwargs)
         if known is None:
@@ -316,7 +392,7 @@ def prepared_launches(release: F) -> F:
             result = launch(values, addresses, stream)
         except Exception:
             # The plan is gone, or the launch failed: the release's path knows what to do.
-            memory.drop(key)
+            memory.drop(known)
         else:
             known.hits += 1
             return result
@@ -327,6 +403,10 @@ def prepared_launches(release: F) -> F:
         # One dict for both: what the release sets on its function is to be seen on this one.
         call.__dict__ = release.__dict__
     return cast(F, call)
+
+
+def _same(values: tuple[Any, ...], twice: tuple[tuple[int, int], ...]) -> bool:
+    return all(values[i] is values[j] for i, j in twice)
 
 
 def _logs_calls() -> bool:

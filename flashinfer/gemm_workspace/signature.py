@@ -25,40 +25,46 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype)
 class Form(NamedTuple):
     """One way to write a call of an op: so many positional arguments, then these names.
 
-    ``read(*values)`` gives the key and the tensors' addresses (0 for ``None``), in the order of
-    ``tensors``. It raises AttributeError, RuntimeError or TypeError for a value that is no
-    tensor where one belongs.
+    Both functions take the arguments in the order in which they are given. They raise
+    AttributeError, RuntimeError or TypeError for a value that is no tensor where one belongs.
     """
 
-    read: Callable[..., tuple[Hashable, tuple[int, ...]]]
-    names: tuple[str, ...]  # of the arguments, in the order in which they are given
+    # The signature: equal keys, same signature.
+    key: Callable[..., Hashable]
+    # A key that is cheap, and equal for few signatures; whether some tensor is not aligned to
+    # ALIGNMENT (0 or not); and the tensors' addresses, 0 for ``None``, in the order of
+    # ``tensors``. Equal brief keys: the same arguments are None, and those that are no tensors
+    # are equal.
+    brief: Callable[..., tuple[Hashable, int, tuple[int, ...]]]
+    names: tuple[str, ...]  # of the arguments
     tensors: tuple[int, ...]  # places of the tensors among them
 
 
 def form(number: int, names: tuple[str, ...], tensors: frozenset[str]) -> Form:
     """The form of a call with arguments ``names``; ``number`` tells forms apart in their keys."""
-    places = tuple(i for i, name in enumerate(names) if name in tensors)
-    reads = [f"    p{i} = 0 if v{i} is None else v{i}.data_ptr()" for i in places]
-    parts = [str(number)]
-    for i in range(len(names)):
-        if i in places:
-            what = f"type(v{i}), v{i}.shape, v{i}.stride(), v{i}.dtype, v{i}.device"
-            parts.append(f"v{i} if v{i} is None else ({what})")
-        else:
-            parts.append(f"type(v{i}), v{i}")
-    either = " | ".join(f"p{i}" for i in places) or "0"
-    each = "".join(f"p{i} & -p{i} & {ALIGNMENT - 1}, " for i in places)
-    source = "\n".join(
-        [
-            f"def read({', '.join(f'v{i}' for i in range(len(names)))}):",
-            *reads,
-            f"    unaligned = ({either}) & {ALIGNMENT - 1} and ({each})",
-            f"    return ({', '.join(parts)}, unaligned), ({''.join(f'p{i}, ' for i in places)})",
-        ]
-    )
+    places = [i for i, name in enumerate(names) if name in tensors]
+    plain = [f"type(v{i}), v{i}" for i in range(len(names)) if i not in places]
+    whole = [
+        f"v{i} if v{i} is None else "
+        f"(type(v{i}), v{i}.shape, v{i}.stride(), v{i}.dtype, v{i}.device, "
+        f"v{i}.data_ptr() & -v{i}.data_ptr() & {ALIGNMENT - 1})"
+        for i in places
+    ]
+    # The sizes of the first two, the operands, tell nearly all signatures apart.
+    sizes = [f"v{i}.numel()" for i in places[:2]] + [f"v{i} is None" for i in places[2:]]
+    arguments = ", ".join(f"v{i}" for i in range(len(names)))
+    source = f"""
+def key({arguments}):
+    return {", ".join([str(number), *plain, *whole])},
+def brief({arguments}):
+    addresses = {"".join(f"0 if v{i} is None else v{i}.data_ptr(), " for i in places) or "()"}
+    {", ".join(f"p{i}" for i in places) or "_"}{"," if places else ""} = addresses
+    unaligned = ({" | ".join(f"p{i}" for i in places) or "0"}) & {ALIGNMENT - 1}
+    return ({", ".join([str(number), *plain, *sizes])},), unaligned, addresses
+"""
     scope: dict[str, Any] = {}
     exec(compile(source, f"<signature of {', '.join(names)}>", "exec"), scope)
-    return Form(scope["read"], names, places)
+    return Form(scope["key"], scope["brief"], names, tuple(places))
 
 
 def refusal(form: Form, values: tuple[Any, ...]) -> str | None:

@@ -121,3 +121,24 @@ def record_history(entries: int) -> None:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=entries)
     else:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def tensors_alike(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool] | None:
+    """A function that says of as many tensors whether they are like these, one by one: class,
+    dtype, device, shape, strides, and dispatch keys and modes that act on them.
+
+    One call into C++ for all (0.3 us for five, where reading them one by one takes 2). It keeps
+    none of the tensors. Distinct tensors only: for a tensor that comes twice it says no. ``None``
+    where this torch has no such function, or another one.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
+        strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
+        check: Callable[..., bool] = TensorGuards(
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        ).check
+        return check if check(*tensors) is True else None
+    except Exception:
+        return None
