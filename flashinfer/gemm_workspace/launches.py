@@ -111,8 +111,23 @@ class _Seen:
         self.constants.append(operand)
         return self.blas + len(self.constants)
 
-    def addresses_of(self, places: list[int]) -> Callable[[tuple[int, ...]], Any]:
-        """From the tensors' addresses and the output's, those at ``places``."""
+    def at(self, operand: Any) -> int:
+        """As :meth:`place`, for an operand of which only the address counts: it may be another
+        view of an argument."""
+        address = operand.data_ptr()
+        if operand is self.result or address == self.result.data_ptr():
+            return self.out if self.given is None else self.given
+        found = [i for i in self.form.tensors if self.values[i] is operand] or [
+            i
+            for i in self.form.tensors
+            if self.values[i] is not None and self.values[i].data_ptr() == address
+        ]
+        if len(found) != 1:
+            raise Unrepeatable("a tensor made on the way")
+        return found[0]
+
+    def addresses(self, places: list[int]) -> Callable[[tuple[int, ...]], Any]:
+        """From the addresses of the arguments and the output, those at ``places``."""
         of = [*self.form.tensors, self.out]
         return operator.itemgetter(*(of.index(place) for place in places))
 
@@ -169,29 +184,24 @@ def _plan(seen: _Seen, launch: Launch) -> Call:
     kwargs = launch.kwargs
     graph, handle, set_stream = launch.owner, kwargs["handle"], frontend.set_stream()
     reference = frontend.weak(graph)
-    if set_stream is None or reference is None:
+    number = seen.state.device.index_of(seen.result.device)
+    if set_stream is None or reference is None or number is None:
         raise Unrepeatable("a frontend without streams or weak references")
-    places = [seen.place(operand) for operand in pack.values()]
     if seen.place(space) != seen.workspace:
         raise Unrepeatable("a workspace that is not a lane's")
-    if any(not 0 <= place <= seen.out for place in places):
-        raise Unrepeatable("a plan with operands that are no arguments")
     for key, value in kwargs.items():
         if key != "handle":
             _check_constant(value)
     output, workspace = seen.output(), seen.workspaces()
     assert workspace is not None
-    made = seen.given is None
-    state, number = seen.state, seen.state.device.index_of(seen.result.device)
-    assert number is not None
-    lock = state.device_lock(number)
-    uids = tuple(pack)
+    lock, uids = seen.state.device_lock(number), tuple(pack)
     raw = None
-    if set(kwargs) == {"handle"} and len(places) > 1:
+    if set(kwargs) == {"handle"} and len(pack) > 1:
         raw = frontend.raw(graph, index[0] if index else None, uids, handle)
     if raw is not None:
-        pick = seen.addresses_of(places)
         by_address = raw
+        pick = seen.addresses([seen.at(operand) for operand in pack.values()])
+        made = seen.given is None
 
         def call(values: tuple[Any, ...], addresses: tuple[int, ...], stream: int) -> torch.Tensor:
             out = output(values)
@@ -204,16 +214,19 @@ def _plan(seen: _Seen, launch: Launch) -> Call:
             return out
 
         return call
+    places = [seen.place(operand) for operand in pack.values()]
+    if any(not 0 <= place <= seen.out for place in places):
+        raise Unrepeatable("a plan with operands that are no arguments")
     name, rest = launch.name, tuple(index)
 
     def public(values: tuple[Any, ...], _: tuple[int, ...], stream: int) -> torch.Tensor:
         out = output(values)
         space = workspace(stream)
-        given = (*values, out)
-        pack = {uid: given[place] for uid, place in zip(uids, places, strict=True)}
         graph = reference()
         if graph is None:
             raise ReferenceError("the plan was evicted")
+        given = (*values, out)
+        pack = {uid: given[place] for uid, place in zip(uids, places, strict=True)}
         with lock:
             set_stream(handle, stream)
             getattr(graph, name)(pack, space, *rest, **kwargs)
