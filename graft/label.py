@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="a912751fab1b43244013024c2db0cfaae3ce21c522044f2adbb261bf4dd80c20",
-        delta="07329527bf0f74339cb715fa6724189a16b34f14624f73789f46ad563d930605",
+        runtime="905dacacccf2a957079d60ecc1ae91c8458b86c27cbb496cb9c28df589022173",
+        delta="3014855e13a981481066f6885985c78883f2b5e37c0e8ac224541441d4d82139",
     ),
 }
 CURRENT = max(LABELS)
