@@ -2,8 +2,8 @@
 
 Over ``pretend``: plans that compute their product on the CPU, graphs that repeat the executions
 that were captured, streams and events that order nothing. Nothing about the release is proven by
-a verdict seen here. ``python pretend_gpu.py [KEY ...]`` with a release (or graft),
-``tests/release`` and ``tests/gpu`` on PYTHONPATH; the last line printed is the results, as JSON.
+a verdict seen here. ``python pretend_gpu.py [KEY ...]`` with a release, ``tests/release``
+and ``tests/gpu`` on PYTHONPATH; the last line printed is the results, as JSON.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ def small(call: Any) -> None:
 
 def prepare() -> Any:
     """Import everything over the pretended machine; the catalogue's registry."""
+    import torch._subclasses.fake_tensor  # noqa: F401  before anything of torch is replaced
+
     pretend_cudnn(WORLD)
     sys.modules["cudnn"].graph.side_effect = lambda *_: contextlib.nullcontext((Plan(WORLD), None))
     sys.modules["cudnn"].pygraph.side_effect = lambda *_, **__: Plan(WORLD)

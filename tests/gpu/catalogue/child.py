@@ -93,7 +93,7 @@ def _where(error: BaseException) -> str:
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
 
 
-def perform(arguments: list[str], do: Work = work) -> bool:
+def perform(arguments: list[str], do: Work) -> bool:
     """Do ``arguments``, print the result as the last line; whether to finish the interpreter."""
     line = os.dup(1)
     os.dup2(2, 1)  # libraries print
@@ -106,7 +106,7 @@ def perform(arguments: list[str], do: Work = work) -> bool:
     return finishes
 
 
-def serve(do: Work = work, prepare: Callable[[], None] | None = None) -> None:
+def serve(do: Work, prepare: Callable[[], None] | None = None) -> None:
     """Fork a process for each request on stdin until it closes; then end those that run."""
     requests = os.dup(0)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -180,7 +180,7 @@ def main() -> None:
     if sys.argv[1:] == ["serve"]:
         serve(work, _import_everything)
         return
-    if not perform(sys.argv[1:]):
+    if not perform(sys.argv[1:], work):
         sys.stderr.flush()
         os._exit(0)  # graphs are alive: their teardown is a case of its own
 
