@@ -169,11 +169,16 @@ def no_fallback() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A cuDNN plan of one shape: its index, its name, the bytes it asks for."""
+    """A cuDNN plan of one shape: its index, its name, the bytes it asks for.
+
+    ``tactic``: what the autotuner would call it, also for other shapes, and what builds it alone;
+    the index where this version's tuner has no better name.
+    """
 
     index: int
     name: str
     nbytes: int
+    tactic: object
 
 
 class Call:
@@ -350,7 +355,7 @@ class Call:
                 name = str(plan.get_plan_name_at_index(index))
             except Exception:
                 continue  # not built
-            found.append(Plan(index, name, nbytes))
+            found.append(Plan(index, name, nbytes, _tactic(plan, index)))
         torch.cuda.synchronize(self.device)
         return [each for each in found if self._runs(each)]
 
@@ -378,6 +383,17 @@ class Call:
         return int((workspace != 0x5A).sum())
 
 
+def _tactic(plan: Any, index: int) -> object:
+    if not hasattr(gemm_base, "_is_cudnn_engine_knob_tactic"):
+        return index
+    try:
+        engine, knobs = plan.get_engine_and_knobs_at_index(index)
+    except (AttributeError, RuntimeError):
+        return index
+    pairs = sorted((int(kind), int(value)) for kind, value in (knobs or {}).items())
+    return int(engine), tuple(pairs)
+
+
 def needed(module: Any, name: str) -> Any:
     """``module.name``. Raises Absent where this version has none."""
     found = getattr(module, name, None)
@@ -388,16 +404,20 @@ def needed(module: Any, name: str) -> Any:
 
 def small_split_k(lane: str, limit: int = 32 * MIB) -> Call:
     """A call of the plan that writes most of a workspace of at most ``limit`` bytes."""
-    best: tuple[int, Call] | None = None
+    shape, plan = small_split_k_plan(lane, limit)
+    return Call(lane, shape, plan=plan.index)
+
+
+def small_split_k_plan(lane: str, limit: int = 32 * MIB) -> tuple[Shape, Plan]:
+    """The plan of :func:`small_split_k`, and its shape."""
     for shape in SPLIT_K:
         call = Call(lane, shape)
-        for plan in call.plans():
-            if 0 < plan.nbytes <= limit:
-                written = call.bytes_written(plan)
-                if written and (best is None or written > best[0]):
-                    best = (written, Call(lane, shape, plan=plan.index))
-        if best is not None:
-            return best[1]
+        written = {
+            plan: call.bytes_written(plan) for plan in call.plans() if 0 < plan.nbytes <= limit
+        }
+        best = max(written, key=lambda plan: written[plan], default=None)
+        if best is not None and written[best]:
+            return shape, best
     raise Absent(f"no {lane} plan of {SPLIT_K} writes a workspace of at most {limit} bytes")
 
 

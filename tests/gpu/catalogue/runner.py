@@ -86,7 +86,7 @@ def _main(options: argparse.Namespace, given: list[str], command: tuple[str, ...
         for name in ("wheels", "jit", "shared", "logs", "cwd"):
             (work / name).mkdir(parents=True, exist_ok=True)
         wheels = unpack(options.wheels, work / "wheels")
-        arch = _arch_list()
+        arch = arch_list()
         with ThreadPoolExecutor(len(wheels)) as pool:
             futures = [pool.submit(_ready, wheel, work, options, arch, command) for wheel in wheels]
             ready, failed = [], None
@@ -127,7 +127,7 @@ def environment_of(wheel: Wheel, work: Path, sites: list[str], arch: str) -> dic
     return kept
 
 
-def _arch_list() -> str:
+def arch_list() -> str:
     """What FlashInfer compiles for, asked without initialising CUDA; empty if it cannot be."""
     try:
         done = subprocess.run(
