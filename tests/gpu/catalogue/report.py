@@ -6,6 +6,8 @@ from collections import Counter
 from typing import Any
 
 FINE = frozenset({"pass", "not applicable"})
+#: Cases whose figures decide what is done on hardware that nobody has measured.
+SENT = ("B10", "B12", "B20")
 _MARKS = {
     "pass": "pass",
     "fail": "**fail**",
@@ -33,6 +35,24 @@ def markdown(run: dict[str, Any]) -> str:
     parts = [_head(run), _counts(run), _table(run, labels)]
     parts += [_absent(run), _unseen(run), _details(run)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_send(run: dict[str, Any]) -> str:
+    """What somebody with other hardware should send us: of the first fork, else the last wheel."""
+    wheels = run["wheels"]
+    label = next((name for name, wheel in wheels.items() if wheel["facts"]["fork"]), [*wheels][-1])
+    facts = wheels[label]["facts"]
+    lines = [
+        f"{facts['gpu']} SM{_sm(facts)}, driver {facts['driver']}, torch {facts['torch']}, "
+        f"cuDNN {facts['cudnn']}, cudnn-frontend {facts['cudnn_frontend']}, "
+        f"flashinfer-python {facts['distribution']}"
+    ]
+    for key, result in wheels[label]["results"].items():
+        if key.partition(".")[0] in SENT:
+            figures = "; ".join(f"{name}: {value}" for name, value in result["figures"].items())
+            said = figures or result["note"]
+            lines.append(f"{key} {result['verdict']}. {said}")
+    return "\n".join(lines)
 
 
 def _cell(text: object) -> str:

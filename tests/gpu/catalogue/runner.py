@@ -27,6 +27,7 @@ from .launch import CHILD, Fresh, Launcher, Server, ServerEnded
 from .wheels import BadInput, Wheel, unpack
 
 HARNESS = Path(__file__).resolve().parent.parent
+SEND = "On other hardware than SM90, please send these lines (dirty workspaces, plan sizes):"
 #: Seconds for importing, and for compiling what a lane's first call compiles.
 FACTS_SECONDS, WARM_SECONDS = 240.0, 400.0
 
@@ -313,6 +314,8 @@ def _write(run: dict[str, Any], options: argparse.Namespace, started: float) -> 
         partial.replace(options.out / name)
     print(report.markdown(run).split("## Figures")[0].rstrip())
     bad = report.failures(run)
+    if not options.no_send:
+        print(f"\n{SEND}\n\n{report.to_send(run)}")
     print(f"\nwritten: {options.out / 'catalogue.md'}, {options.out / 'catalogue.json'}")
     if bad:
         print("forks that are not fine:\n  " + "\n  ".join(bad))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -26,6 +27,14 @@ SHAPES: list[Shape] = [
     (8, 64, 512, 1024),
 ]
 GUARD = 4096
+
+
+def engine(name: str) -> str:
+    """``eng0`` of ``matmul_eng0_k2=1``; the whole name where there is none."""
+    found = re.search(r"eng\d+", name)
+    return found.group() if found else name
+
+
 #: Byte fillings, and an int32 counter that was left at 2.
 FILLINGS: dict[str, Callable[[torch.Tensor], object]] = {
     "0x00": lambda workspace: workspace.fill_(0),
@@ -87,15 +96,15 @@ def _over_a_dirty_workspace(
 )
 def every_plan(lane: str) -> Outcome:
     plans = using = wrong = differing = guard = 0
-    largest = 0
+    engines: dict[str, list[int]] = {}
     bad: list[str] = []
     for shape in SHAPES:
         call = Call(lane, shape)
         for plan in call.plans():
+            engines.setdefault(engine(plan.name), []).append(plan.nbytes)
             seen = _over_a_dirty_workspace(call, plan.index, plan.nbytes, 100)
             plans += 1
             using += plan.nbytes > 0
-            largest = max(largest, plan.nbytes)
             wrong, differing, guard = (wrong + seen[0], differing + seen[1], guard + seen[2])
             if seen[0] or seen[2]:
                 bad.append(f"{shape} plan {plan.index} {plan.name}: {seen}")
@@ -107,7 +116,10 @@ def every_plan(lane: str) -> Outcome:
         **{
             "plans": plans,
             "with a workspace": using,
-            "largest, bytes": largest,
+            "bytes by engine": "; ".join(
+                f"{name} {min(sizes)} to {max(sizes)} ({len(sizes)} plans)"
+                for name, sizes in sorted(engines.items())
+            ),
             "launches and replays": plans * len(FILLINGS) * 200,
             "wrong": wrong,
             "differing in the last bits": differing,
@@ -173,17 +185,3 @@ def scribbled(lane: str) -> Outcome:
             workspace.random_(0, 256) if number % 2 else workspace.fill_(0xFF)
             wrong += not torch.equal(call.replayed(graph), reference)
     return outcome(wrong == 0, **{"wrong of": f"{wrong} of {times * len(calls)}"})
-
-
-def rows(lane: str) -> list[dict[str, object]]:
-    """Bytes that each plan of each shape asks for and writes: for people with other hardware."""
-    found: list[dict[str, object]] = []
-    for shape in SHAPES:
-        call = Call(lane, shape)
-        for plan in call.plans():
-            written = call.bytes_written(plan) if plan.nbytes else 0
-            found.append(
-                {"shape": shape, "plan": plan.index, "name": plan.name, "bytes": plan.nbytes}
-                | {"written": written}
-            )
-    return found

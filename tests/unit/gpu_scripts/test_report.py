@@ -81,3 +81,13 @@ def test_only_forks_decide(verdict: str) -> None:
     assert report.failures(bad, forks_only=False) == [f"release B1: {verdict}"]
     worse = run_of(fork={"B1": result(verdict, "so")})
     assert report.failures(worse) == [f"fork B1: {verdict} so"]
+
+
+def test_what_is_sent_is_of_the_fork() -> None:
+    run = run_of(
+        release={"B10.fp8-cudnn": result("fail", wrong=9)},
+        fork={"B10.fp8-cudnn": result("pass", wrong=0), "B1": result("pass", other=1)},
+    )
+    lines = report.to_send(run).splitlines()
+    assert lines[0].startswith("G SM90, driver 580")
+    assert lines[1:] == ["B10.fp8-cudnn pass. wrong: 0"]

@@ -1,0 +1,309 @@
+"""Workspace that each cuDNN engine asks for, also on GPUs that are not here.
+
+::
+
+    python tests/gpu/plan_sizes.py [-o plan-sizes-out] [--sm 90,100,103,120,121] [--op fp8,bf16]
+
+Needs cudnn-frontend, a cuDNN backend and libcuda (no plan builds without a driver), no torch and
+no FlashInfer. Plans are built from a *description* of a device: nothing runs, so a size says what
+the engine asks for there and nothing else. One process a device and op; a plan that does not
+build says so. To see another cuDNN, install it somewhere and put it first on the path:
+``pip install --target OTHER nvidia-cudnn-cu13==V`` and ``PYTHONPATH=OTHER``.
+
+Exit status 0: 40 MiB cover every size seen; 1: they do not; 2: no plan builds at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+DEFAULT = 40 << 20
+SHAPES = [(1, 16, 4096, 4096), (1, 512, 5120, 5120), (1, 16, 1024, 16384), (1, 2001, 10304, 2688)]
+OPS = ("fp8", "bf16", "fp4", "mxfp8")
+#: Of an H200, as cudnn-frontend wrote them for it.
+H200: dict[str, Any] = {
+    "maxGridSize": [2147483647, 65535, 65535],
+    "maxBlockSize": [1024, 1024, 64],
+    "regsPerBlock": 65536,
+    "multiProcessorCount": 132,
+    "warpSize": 32,
+    "maxSharedMemoryPerBlock": 49152,
+    "maxSharedMemoryPerBlockOptin": 232448,
+    "reservedSharedMemoryPerBlock": 1024,
+    "maxRegistersPerSM": 65536,
+    "maxCtasPerSM": 32,
+    "maxThreadsPerBlock": 1024,
+    "maxThreadsPerSM": 2048,
+    "pciDeviceId": 6,
+    "isTccDriver": 0,
+    "supportCoopLaunch": 1,
+    "totalGlobalMem": 150109880320,
+    "smClockRateKHz": 1980000,
+    "memClockRateKHz": 3201000,
+    "l2CacheSize": 62914560,
+    "cudaDeviceId": 0,
+    "deviceVer": 900,
+    "driverVer": 13000,
+    "deviceName": "NVIDIA H200",
+}
+_DATA_CENTRE = {"multiProcessorCount": 148, "totalGlobalMem": 180 << 30}
+_WORKSTATION = {
+    "maxSharedMemoryPerBlockOptin": 101376,
+    "maxThreadsPerSM": 1536,
+    "maxCtasPerSM": 24,
+    "l2CacheSize": 128 << 20,
+}
+#: What differs from that, from the vendor's public data sheets.
+DEVICES: dict[int, dict[str, Any]] = {
+    90: {},
+    100: {**_DATA_CENTRE, "deviceName": "NVIDIA B200"},
+    103: {**_DATA_CENTRE, "totalGlobalMem": 288 << 30, "deviceName": "NVIDIA B300"},
+    120: {
+        **_WORKSTATION,
+        "multiProcessorCount": 188,
+        "totalGlobalMem": 96 << 30,
+        "deviceName": "NVIDIA RTX PRO 6000 Blackwell",
+    },
+    121: {
+        **_WORKSTATION,
+        "multiProcessorCount": 48,
+        "totalGlobalMem": 128 << 30,
+        "l2CacheSize": 24 << 20,
+        "deviceName": "NVIDIA GB10",
+    },
+}
+
+
+def description(sm: int) -> str:
+    """JSON of the device, as ``cudnn.create_device_properties`` takes it."""
+    return json.dumps({**H200, **DEVICES[sm], "deviceVer": 10 * sm})
+
+
+# One process a device and op. --------------------------------------------------------------------
+
+
+def child(sm: int, op: str) -> None:
+    """Print one JSON line: the plans of every shape."""
+    import cudnn
+
+    properties = cudnn.create_device_properties(description(sm))
+    rows: list[dict[str, Any]] = []
+    for shape in SHAPES:
+        try:
+            rows += _plans(cudnn, properties, op, shape)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            rows.append({"shape": shape, "error": f"{type(error).__name__}: {first[:300]}"})
+    print(json.dumps({"cudnn": int(cudnn.backend_version()), "rows": rows}))
+
+
+def _plans(
+    cudnn: Any, properties: Any, op: str, shape: tuple[int, int, int, int]
+) -> list[dict[str, Any]]:
+    kind = cudnn.data_type
+    graph = cudnn.pygraph(
+        io_data_type=kind.FLOAT,
+        intermediate_data_type=kind.FLOAT,
+        compute_data_type=kind.FLOAT,
+        device_property=properties,
+    )
+    b, m, n, k = shape
+    operand = {
+        "fp8": kind.FP8_E4M3,
+        "mxfp8": kind.FP8_E4M3,
+        "bf16": kind.BFLOAT16,
+    }.get(op) or kind.FP4_E2M1
+    left = graph.tensor(name="a", dim=[b, m, k], stride=[m * k, k, 1], data_type=operand)
+    right = graph.tensor(name="b", dim=[b, k, n], stride=[k * n, 1, k], data_type=operand)
+    if op in ("fp4", "mxfp8"):
+        left = _scaled(cudnn, graph, left, op, (b, m, k), rows=True)
+        right = _scaled(cudnn, graph, right, op, (b, k, n), rows=False)
+    product = graph.matmul(name="product", A=left, B=right, compute_data_type=kind.FLOAT)
+    product.set_data_type(kind.FLOAT)
+    one = {"dim": [1, 1, 1], "stride": [1, 1, 1], "data_type": kind.FLOAT}
+    factors = {"fp8": ("scale of a", "scale of b"), "fp4": ("alpha",)}.get(op, ())
+    for name in factors:
+        factor = graph.tensor(name=name, **one)
+        product = graph.mul(name=f"times {name}", a=product, b=factor, compute_data_type=kind.FLOAT)
+        product.set_data_type(kind.FLOAT)
+    product.set_output(True).set_data_type(kind.BFLOAT16)
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    graph.check_support()
+    graph.build_plans(cudnn.build_plan_policy.ALL)
+    rows: list[dict[str, Any]] = []
+    for index in range(graph.get_execution_plan_count()):
+        row: dict[str, Any] = {"shape": shape, "plan": index}
+        try:
+            row["name"] = str(graph.get_plan_name_at_index(index))
+            row["bytes"] = int(graph.get_workspace_size_plan_at_index(index))
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            row["error"] = f"not built: {first[:120]}"
+        rows.append(row)
+    return rows
+
+
+def _scaled(
+    cudnn: Any, graph: Any, operand: Any, op: str, dim: tuple[int, int, int], rows: bool
+) -> Any:
+    """The operand times its block scales, one for 16 (NVFP4) or 32 (MXFP8) values along K."""
+    batch, first, second = dim
+    block = 16 if op == "fp4" else 32
+    along, across = (second, first) if rows else (first, second)
+    scales = -(-along // block)
+    scales, across = -(-scales // 4) * 4, -(-across // 128) * 128  # whole 128x4 tiles
+    shape = [batch, across, scales] if rows else [batch, scales, across]
+    stride = [across * scales, scales, 1] if rows else [across * scales, 1, scales]
+    kind = cudnn.data_type.FP8_E4M3 if op == "fp4" else cudnn.data_type.FP8_E8M0
+    name = "a" if rows else "b"
+    scale = graph.tensor(
+        name=f"block scales of {name}",
+        dim=shape,
+        stride=stride,
+        data_type=kind,
+        reordering_type=cudnn.tensor_reordering.F8_128x4,
+    )
+    values = graph.block_scale_dequantize(
+        operand, scale, block_size=[1, block] if rows else [block, 1], name=f"values of {name}"
+    )
+    values.set_data_type(cudnn.data_type.FLOAT)
+    return values
+
+
+# The table. --------------------------------------------------------------------------------------
+
+
+def engine(name: str) -> str:
+    """``eng0`` of ``matmul_eng0_k2=1_k3=4``; the whole name where there is none."""
+    found = re.search(r"eng\d+", name)
+    return found.group() if found else name
+
+
+def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each device, op and engine: sizes, and what did not build."""
+    rows: list[dict[str, Any]] = []
+    for key, result in results.items():
+        sm, op = key.split(".")
+        sizes: dict[str, list[int]] = {}
+        errors = Counter([result["error"]] if "error" in result else [])
+        unbuilt = 0
+        for row in result.get("rows", []):
+            if "bytes" in row:
+                sizes.setdefault(engine(row["name"]), []).append(row["bytes"])
+            elif "plan" in row:
+                unbuilt += 1
+            else:
+                errors[row["error"]] += 1
+        base = {"sm": int(sm), "op": op}
+        for name, found in sorted(sizes.items()):
+            rows.append(
+                {**base, "engine": name, "plans": len(found), "least": min(found)}
+                | {"most": max(found), "covered": max(found) <= DEFAULT}
+            )
+        if unbuilt:
+            rows.append({**base, "engine": "(not built)", "plans": unbuilt})
+        rows += [
+            {**base, "engine": f"no plan ({count} of {len(SHAPES)} shapes): {error}"}
+            for error, count in errors.items()
+        ]
+    return rows
+
+
+def table(rows: list[dict[str, Any]], cudnn: object) -> str:
+    """Markdown."""
+    lines = [
+        f"# Workspace that cuDNN {cudnn}'s GEMM plans ask for, by device description",
+        "",
+        "| SM | op | engine | plans | least, bytes | most, bytes | 40 MiB cover it |",
+        "|" + " --- |" * 7,
+    ]
+    for row in rows:
+        covered = {True: "yes", False: "**no**"}.get(row.get("covered"), "")  # type: ignore[arg-type]
+        cells = (row["sm"], row["op"], row["engine"].replace("|", "\\|"), row.get("plans", 0))
+        sizes = (row.get("least", ""), row.get("most", ""))
+        lines.append("| " + " | ".join(map(str, (*cells, *sizes, covered))) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="plan_sizes", description=(__doc__ or "").split("\n")[0])
+    made.add_argument("--sm", default=",".join(map(str, DEVICES)))
+    made.add_argument("--op", default=",".join(OPS))
+    made.add_argument("-o", "--out", type=Path, default=Path("plan-sizes-out"))
+    made.add_argument("--seconds", type=float, default=180.0, help="limit for one device and op")
+    made.add_argument("-j", "--jobs", type=int, default=6)
+    made.add_argument("--child", help=argparse.SUPPRESS)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if options.child:
+        sm, op = options.child.split(".")
+        child(int(sm), op)
+        return 0
+    try:
+        devices = [int(each) for each in options.sm.split(",")]
+    except ValueError:
+        devices = []
+    ops = options.op.split(",")
+    if not devices or set(devices) - set(DEVICES) or set(ops) - set(OPS):
+        print(
+            f"plan_sizes: --sm {options.sm} --op {options.op}, wanted some of "
+            f"{','.join(map(str, DEVICES))} and of {','.join(OPS)}",
+            file=sys.stderr,
+        )
+        return 2
+    keys = [f"{sm}.{op}" for sm in devices for op in ops]
+    results = run(keys, options.seconds, options.jobs)
+    versions = {result["cudnn"] for result in results.values() if "cudnn" in result}
+    rows = summary(results)
+    text = table(rows, ", ".join(map(str, sorted(versions))) or "(none)")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "plan-sizes.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "plan-sizes.md").write_text(text)
+    print(text)
+    built = [row for row in rows if "most" in row]
+    if not built:
+        print("plan_sizes: no plan builds here (without libcuda none does)", file=sys.stderr)
+        return 2
+    return 0 if all(row["covered"] for row in built) else 1
+
+
+def run(keys: list[str], seconds: float, jobs: int) -> dict[str, dict[str, Any]]:
+    """A process for each of ``keys``; a crash or a hang is that key's error."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(key: str) -> dict[str, Any]:
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, "--child", key],
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"no end after {seconds:.0f} s"}
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        except (IndexError, ValueError):
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            return {"error": f"exit status {done.returncode}: {last[:300]}"}
+        return answer
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(keys, pool.map(one, keys), strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
