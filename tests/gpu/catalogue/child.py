@@ -65,7 +65,7 @@ def _warm(lane: str) -> dict[str, Any]:
 
 def _run(key: str) -> tuple[dict[str, Any], bool]:
     from . import cases  # noqa: F401  fills the registry
-    from .case import ERROR, FAIL, NOT_APPLICABLE, PASS, REGISTRY, Absent
+    from .case import FAIL, NOT_APPLICABLE, PASS, REGISTRY, Absent
 
     case = REGISTRY[key]
     try:
@@ -77,11 +77,22 @@ def _run(key: str) -> tuple[dict[str, Any], bool]:
         sys.stderr.write(text)
         first = (str(error).strip().splitlines() or [""])[0]
         note = f"{type(error).__name__}: {first[:300]} ({_where(error)})"
-        # An asynchronous fault ends the context: the process is lost, as in serving.
-        verdict = "crash" if "CUDA error" in str(error) or "cudaError" in str(error) else ERROR
-        return {"verdict": verdict, "note": note, "figures": {}}, False
+        return {"verdict": _verdict_of(error), "note": note, "figures": {}}, False
     verdict = PASS if seen.passed else FAIL
     return {"verdict": verdict, "note": seen.note, "figures": seen.figures}, case.finishes
+
+
+def _verdict_of(error: BaseException) -> str:
+    """What an error that a case did not expect says: of the device, of the wheel, or of the case.
+
+    An asynchronous fault ends the context: the process is lost, as in serving. What came through
+    the wheel's own code is the wheel's.
+    """
+    if "CUDA error" in str(error) or "cudaError" in str(error):
+        return "crash"
+    frames = traceback.extract_tb(error.__traceback__)
+    through = any(f"{os.sep}flashinfer{os.sep}" in frame.filename for frame in frames)
+    return "fail" if through else "error"
 
 
 def _where(error: BaseException) -> str:

@@ -27,6 +27,8 @@ SHAPES: list[Shape] = [
     (8, 64, 512, 1024),
 ]
 GUARD = 4096
+#: Of each shape; cuBLASLt offers up to 100, in the order of its own heuristics.
+ALGORITHMS = 32
 
 
 def engine(name: str) -> str:
@@ -130,7 +132,7 @@ def every_plan(lane: str) -> Outcome:
 
 @case(
     "B10",
-    "every cuBLASLt algorithm of twelve shapes over a dirty workspace, 10 launches and replays",
+    "32 cuBLASLt algorithms of each of twelve shapes over a dirty workspace, 10 launches and replays",
     "A18 A19",
     CUBLAS,
     seconds=240,
@@ -141,7 +143,7 @@ def every_algorithm(lane: str) -> Outcome:
     bad: list[str] = []
     for shape in SHAPES:
         call = Call(lane, shape)
-        for tactic in call.tactics():
+        for tactic in call.tactics()[:ALGORITHMS]:
             try:
                 seen = _over_a_dirty_workspace(call, tactic, 32 * MIB, 10)
             except RuntimeError as error:

@@ -36,20 +36,16 @@ def fake_first(lane: str) -> Outcome:
         for key, value in cache.items()
         if isinstance(value, FakeTensor)
     ]
-    right = call.right()
-    workspace = call.workspace()
-    fake = isinstance(workspace, FakeTensor)
-    reference = call.eager()
-    equal = torch.equal(call.replayed(call.captured()), reference)
-    return outcome(
-        right and equal and not fake and not kept,
-        **{
-            "under FakeTensorMode": said,
-            "fake tensors kept": len(kept),
-            "real call right": right,
-            "replay right": equal,
-        },
-    )
+    figures: dict[str, object] = {"under FakeTensorMode": said, "fake tensors kept": len(kept)}
+    try:
+        right = call.right()
+        fake = isinstance(call.workspace(), FakeTensor)
+        reference = call.eager()
+        equal = torch.equal(call.replayed(call.captured()), reference)
+    except Exception as error:
+        return outcome(False, note=f"the real call raised {described(error)}", **figures)
+    figures.update({"real call right": right, "replay right": equal})
+    return outcome(right and equal and not fake and not kept, **figures)
 
 
 def four_graphs(lane: str) -> list[torch.cuda.CUDAGraph]:
