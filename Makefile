@@ -8,13 +8,26 @@ VENV ?= .venv
 WHEEL_PYTHON = $(VENV)/wheel/bin/python
 TEST_PYTHON = $(VENV)/test/bin/python
 
-.PHONY: wheel test releases soak lint clean help
+# GPU targets run in the environment that has torch, cuDNN and FlashInfer's dependencies.
+GPU_PYTHON ?= $(PYTHON)
+WHEELS ?=
+CHECKOUT ?=
+JOBS ?= 6
+OUT ?= gpu-out
+GPU_OPTIONS ?=
+
+.PHONY: wheel test releases soak gpu gpu-soak gpu-memcheck gpu-plan-sizes gpu-upstream lint clean help
 
 help:
 	@echo "make wheel [BASE=0.6.14]  build and verify the drop-in wheel into dist/"
 	@echo "make test                 the CPU suite"
 	@echo "make releases             build and verify all known releases, print the table"
 	@echo "make soak [MINUTES=5]     the simulated device with fresh seeds, for minutes"
+	@echo "make gpu WHEELS=\"R.whl F.whl\"  the hazard catalogue on this GPU (tests/gpu/README.md)"
+	@echo "make gpu-soak WHEELS=...  a server in small, SOAK_MINUTES (4) a wheel"
+	@echo "make gpu-memcheck WHEELS=F.whl  a short one under compute-sanitizer"
+	@echo "make gpu-plan-sizes       workspaces by device description, SM90 to SM121"
+	@echo "make gpu-upstream CHECKOUT=... WHEELS=...  upstream's tests, release against fork"
 	@echo "make lint                 ruff and mypy"
 	@echo "make clean                remove environments, caches and dist/"
 
@@ -29,6 +42,21 @@ releases: $(VENV)/wheel/ready
 
 soak: $(VENV)/test/ready
 	HYPOTHESIS_PROFILE=soak SOAK_MINUTES=$(MINUTES) $(TEST_PYTHON) -m pytest -q -s tests/sim/test_machine.py
+
+gpu:
+	$(GPU_PYTHON) tests/gpu/catalogue $(WHEELS) -j $(JOBS) -o $(OUT) $(GPU_OPTIONS)
+
+gpu-soak:
+	$(GPU_PYTHON) tests/gpu/soak.py $(WHEELS) -o $(OUT) $(GPU_OPTIONS)
+
+gpu-memcheck:
+	$(GPU_PYTHON) tests/gpu/soak.py $(WHEELS) --sanitize -o $(OUT) $(GPU_OPTIONS)
+
+gpu-plan-sizes:
+	$(GPU_PYTHON) tests/gpu/plan_sizes.py -o $(OUT) $(GPU_OPTIONS)
+
+gpu-upstream:
+	$(GPU_PYTHON) tests/gpu/upstream_tests.py "$(CHECKOUT)" $(WHEELS) -o $(OUT) $(GPU_OPTIONS)
 
 lint: $(VENV)/test/ready
 	$(TEST_PYTHON) -m ruff check .

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +33,9 @@ class Outcome:
     note: str = ""
 
 
-def outcome(passed: bool, note: str = "", **figures: Any) -> Outcome:
-    """An Outcome, figures as keywords."""
-    return Outcome(bool(passed), figures, note)
+def outcome(passed: bool, note: str = "", figures: Mapping[str, Any] | None = None) -> Outcome:
+    """An Outcome."""
+    return Outcome(bool(passed), dict(figures or {}), note)
 
 
 @dataclass(frozen=True)

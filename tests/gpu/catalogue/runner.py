@@ -121,7 +121,6 @@ def environment_of(wheel: Wheel, work: Path, sites: list[str], arch: str) -> dic
         CATALOGUE_SHARED=str((work / "shared").resolve()),
         # Counting devices must not initialise CUDA before the server forks.
         PYTORCH_NVML_BASED_CUDA_CHECK="1",
-        PYTHONDONTWRITEBYTECODE="1",
     )
     if arch:
         kept.setdefault("FLASHINFER_CUDA_ARCH_LIST", arch)

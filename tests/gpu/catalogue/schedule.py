@@ -155,27 +155,30 @@ def verdict_of(
 ) -> dict[str, Any]:
     """What a process that ended with ``status`` came to; ``limit``: it was ended at that second."""
     lines = stdout.strip().splitlines()
-    try:
-        seen = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        seen = None
-    valid = isinstance(seen, dict) and seen.get("verdict") in VERDICTS
+    seen = _result_in(lines)
+    after = f" after it said {seen['verdict']}" if seen else ""
     tail = (stderr.strip().splitlines() or [""])[-1][:300]
     if limit is not None:
-        after = f" after it said {seen['verdict']}" if valid else ""
         return _result("hang", f"no end after {limit:.0f} s{after}", took, stderr)
     if status < 0:
-        after = f" after it said {seen['verdict']}" if valid else ""
         return _result("crash", f"{_signal(-status)}{after}", took, stderr)
     if status != 0:
         return _result("error", f"exit status {status}: {tail}", took, stderr)
-    if not valid:
+    if seen is None:
         last = lines[-1][:100] if lines else "nothing"
         return _result("error", f"printed no result, but {last!r}", took, stderr)
-    assert isinstance(seen, dict)
     result = _result(seen["verdict"], str(seen.get("note", "")), took, stderr)
     result["figures"] = seen.get("figures") or {}
     return result
+
+
+def _result_in(lines: list[str]) -> dict[str, Any] | None:
+    """The result that the last of ``lines`` is, if it is one."""
+    try:
+        seen = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return seen if isinstance(seen, dict) and seen.get("verdict") in VERDICTS else None
 
 
 def _signal(number: int) -> str:

@@ -42,7 +42,7 @@ def replayed_at_once(lane: str) -> Outcome:
                 wrong += (call.out != reference).any()
         figures["x".join(map(str, shape))] = f"{int(wrong)} of {4 * rounds} wrong"
         wrong_at_all += int(wrong)
-    return outcome(wrong_at_all == 0, **figures)
+    return outcome(wrong_at_all == 0, figures=figures)
 
 
 @case(
@@ -97,7 +97,7 @@ def eight_threads(lane: str) -> Outcome:
     return outcome(
         not failures and sum(wrong) == 0,
         note="; ".join(sorted(set(failures)))[:300],
-        **{"wrong of": f"{sum(wrong)} of {8 * turns}", "threads that failed": len(failures)},
+        figures={"wrong of": f"{sum(wrong)} of {8 * turns}", "threads that failed": len(failures)},
     )
 
 
@@ -127,7 +127,7 @@ def thread_gone(lane: str) -> Outcome:
     overwritten = others.overwritten()
     return outcome(
         equal and overwritten == 0,
-        **{"replays right": equal, "bytes of others overwritten": overwritten},
+        figures={"replays right": equal, "bytes of others overwritten": overwritten},
     )
 
 
@@ -155,7 +155,7 @@ def sibling_destroyed(lane: str) -> Outcome:
     overwritten = others.overwritten()
     return outcome(
         equal and overwritten == 0,
-        **{"replays right": equal, "bytes of others overwritten": overwritten},
+        figures={"replays right": equal, "bytes of others overwritten": overwritten},
     )
 
 
@@ -198,7 +198,7 @@ def forked(lane: str) -> Outcome:
         wrong_at_all += wrong
         del graph
         gc.collect()
-    return outcome(wrong_at_all == 0, **figures)
+    return outcome(wrong_at_all == 0, figures=figures)
 
 
 def _another_thread(lane: str, mode: str, work: Callable[[Call], None]) -> tuple[str, str, bool]:
@@ -264,4 +264,4 @@ def another_thread(lane: str) -> Outcome:
     except Exception as error:
         figures["usable afterwards"] = described(error)
         fine = False
-    return outcome(fine and figures["usable afterwards"] is True, **figures)
+    return outcome(fine and figures["usable afterwards"] is True, figures=figures)

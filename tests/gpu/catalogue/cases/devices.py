@@ -83,7 +83,7 @@ def one_process(lane: str) -> Outcome:
             by_device[lane_of["device"]] = by_device.get(lane_of["device"], 0) + 1
         figures["lanes by device"] = json.dumps(by_device)
         fine = fine and set(by_device) == {"cuda:0", "cuda:1"}
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -130,4 +130,4 @@ def two_processes(lane: str) -> Outcome:
             seen = {"passed": False, "said": err[-300:]}
         fine = fine and bool(seen.pop("passed", False)) and process.returncode == 0
         figures.update({f"rank {rank}: {name}": value for name, value in seen.items()})
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)

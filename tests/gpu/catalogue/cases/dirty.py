@@ -115,7 +115,7 @@ def every_plan(lane: str) -> Outcome:
     return outcome(
         wrong == 0 and guard == 0,
         note="; ".join(bad[:4]),
-        **{
+        figures={
             "plans": plans,
             "with a workspace": using,
             "bytes by engine": "; ".join(
@@ -132,7 +132,7 @@ def every_plan(lane: str) -> Outcome:
 
 @case(
     "B10",
-    "32 cuBLASLt algorithms of each of twelve shapes over a dirty workspace, 10 launches and replays",
+    "32 cuBLASLt algorithms of each of twelve shapes over a dirty workspace, 10 runs and replays",
     "A18 A19",
     CUBLAS,
     seconds=240,
@@ -158,7 +158,7 @@ def every_algorithm(lane: str) -> Outcome:
     return outcome(
         wrong == 0 and guard == 0 and algorithms > 0,
         note="; ".join(bad[:4]),
-        **{
+        figures={
             "algorithms": algorithms,
             "that do not run": failed,
             "launches and replays": algorithms * len(FILLINGS) * 20,
@@ -186,4 +186,4 @@ def scribbled(lane: str) -> Outcome:
         for number in range(times):
             workspace.random_(0, 256) if number % 2 else workspace.fill_(0xFF)
             wrong += not torch.equal(call.replayed(graph), reference)
-    return outcome(wrong == 0, **{"wrong of": f"{wrong} of {times * len(calls)}"})
+    return outcome(wrong == 0, figures={"wrong of": f"{wrong} of {times * len(calls)}"})

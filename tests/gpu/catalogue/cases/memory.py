@@ -63,7 +63,7 @@ def per_call(lane: str) -> Outcome:
         seen, this = _allocates(call, mib * MIB)
         figures.update({f"{mib} MiB: {name}": value for name, value in seen.items()})
         fine = fine and this
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -81,7 +81,7 @@ def per_call_cutlass(lane: str) -> Outcome:
         eager, captured = _peak(call), _peak(call.captured)
         figures[f"M={m}, bytes eager / captured"] = f"{eager} / {captured}"
         fine = fine and eager < MIB and captured < MIB
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -106,7 +106,7 @@ def aliased(lane: str) -> Outcome:
     graph.replay()
     torch.cuda.synchronize()
     changed = int((workspace != 0x5A).sum())
-    return outcome(changed == 0, **{"workspace bytes that the replay changed": changed})
+    return outcome(changed == 0, figures={"workspace bytes that the replay changed": changed})
 
 
 @case(
@@ -135,7 +135,7 @@ def teardown(lane: str) -> Outcome:
     second = torch.equal(call.replayed(graph), reference)
     return outcome(
         first and eager and second,
-        **{"first replay": first, "eager after": eager, "second replay": second},
+        figures={"first replay": first, "eager after": eager, "second replay": second},
     )
 
 
@@ -188,4 +188,4 @@ def device_full(lane: str) -> Outcome:
     figures["earlier graph right"], figures["eager right afterwards"] = equal, again
     del hog
     gc.collect()
-    return outcome(fine and equal and again, **figures)
+    return outcome(fine and equal and again, figures=figures)

@@ -44,7 +44,7 @@ def moved(lane: str) -> Outcome:
         if not (equal and right):
             figures[how] += f", replay right {equal}, growing call right {right}"
         del others
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -76,7 +76,7 @@ def outgrown_buffer(lane: str) -> Outcome:
         fine = fine and hit == 0
         del probes, graph
         tidy()
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -109,7 +109,7 @@ def callers_own(lane: str) -> Outcome:
     same = own.data_ptr() == address and own.numel() == 1024
     return outcome(
         same and hit == 0 and writes == 1024 and error < call.tolerance,
-        **{
+        figures={
             "relative error": round(error, 5),
             "length after": own.numel(),
             "same address": same,
@@ -151,7 +151,7 @@ def eighth_outgrows(lane: str) -> Outcome:
     return outcome(
         wrong == 0 and overwritten == 0,
         note=f"the eighth capture refused ({refused})" if refused else "",
-        **{
+        figures={
             "wrong replays": wrong,
             "bytes of others overwritten": overwritten,
             "captured": sum(graph is not None for graph in graphs),
@@ -191,7 +191,7 @@ def descending(lane: str) -> Outcome:
     return outcome(
         wrong == 0 and overwritten == 0,
         note=f"{refused} small batches could not be captured (typed refusal)" if refused else "",
-        **{
+        figures={
             "graphs": len(kept),
             "wrong replays": wrong,
             "bytes of others overwritten": overwritten,
@@ -217,7 +217,11 @@ def inference_mode(lane: str) -> Outcome:
         inside = big.right()
     return outcome(
         right and again and inside,
-        **{"right outside": right and again, "right inside again": inside, "rows": first.shape[-2]},
+        figures={
+            "right outside": right and again,
+            "right inside again": inside,
+            "rows": first.shape[-2],
+        },
     )
 
 
@@ -240,7 +244,7 @@ def cleared(lane: str) -> Outcome:
     usable = later.right()
     return outcome(
         equal and overwritten == 0 and usable,
-        **{
+        figures={
             "replays right": equal,
             "bytes of others overwritten": overwritten,
             "ops right afterwards": usable,
@@ -285,4 +289,4 @@ def plans_of_dead_graphs(lane: str) -> Outcome:
         left = sum(ref() is not None for ref in seen)
         if left == 0 or fork is None:
             break
-    return outcome(left == 0, **{"plans executed": len(seen), "before": held, "left": left})
+    return outcome(left == 0, figures={"plans executed": len(seen), "before": held, "left": left})

@@ -74,7 +74,7 @@ def cleared_plans(lane: str) -> Outcome:
     wrong = _wrong(made)
     return outcome(
         wrong == 0,
-        **{
+        figures={
             "plans captured": len(made),
             "shapes built": built,
             "wrong of": f"{wrong} of {20 * len(made)}",
@@ -105,7 +105,7 @@ def overflowing_plans(lane: str) -> Outcome:
     return outcome(
         wrong == 0,
         note="" if evicted else f"no eviction within the time: {built} shapes, then cleared",
-        **{
+        figures={
             "plans captured": len(made),
             "shapes built": built,
             "LRU limit": limit,
@@ -149,7 +149,7 @@ def full_cache_in_capture(lane: str) -> Outcome:
     return outcome(
         equal and usable,
         note=f"the new shape was refused ({refused})" if refused else "",
-        **{"LRU of": 32, "replay right": equal, "usable afterwards": usable},
+        figures={"LRU of": 32, "replay right": equal, "usable afterwards": usable},
     )
 
 
@@ -187,7 +187,7 @@ def cold_capture(lane: str) -> Outcome:
             figures[f"{how}, afterwards"] = described(after)
         figures[f"{how}, usable afterwards"] = usable
         fine = fine and (error is None or typed) and ended and usable
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -220,7 +220,7 @@ def not_another_plan(lane: str) -> Outcome:
     if swallowed:
         figures["swallowed"] = swallowed[0][:160]
     figures["usable afterwards"] = call.right()
-    return outcome(fine and figures["usable afterwards"], **figures)
+    return outcome(fine and figures["usable afterwards"], figures=figures)
 
 
 @case(
@@ -259,4 +259,4 @@ def collected_in_capture(lane: str) -> Outcome:
         gc.enable()
     assert cycle is None
     equal = torch.equal(call.replayed(graph), reference)
-    return outcome(equal, **{"plans dropped": count, "objects collected in it": found})
+    return outcome(equal, figures={"plans dropped": count, "objects collected in it": found})

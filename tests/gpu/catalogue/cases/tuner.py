@@ -116,21 +116,23 @@ def tuned_then_captured(lane: str) -> Outcome:
         reference = call.eager()
         equal = graph is not None and torch.equal(call.replayed(graph), reference)
         near = call.error() < call.tolerance
-        untuned, typed, second = _captures(other)
+        untuned, untuned_fine, second = _captures(other)
         other_reference = other.eager()
         if second is not None:
-            typed = torch.equal(other.replayed(second), other_reference)
+            same = torch.equal(other.replayed(second), other_reference)
+            untuned["replay right"] = same
+            untuned_fine = untuned_fine and same
         overwritten = others.overwritten()
         figures.update({f"{how}: {name}": value for name, value in seen.items()})
         figures[f"{how}: scratch kept, bytes"] = kept
         figures[f"{how}: replay right"] = equal and near
-        figures[f"{how}: untuned M"] = untuned["capture"]
+        figures.update({f"{how}: untuned M, {name}": value for name, value in untuned.items()})
         figures[f"{how}: bytes of others overwritten"] = overwritten
         # The release's own workspace is in torch's allocator, a second of another length may be.
-        fine = fine and no_growth and equal and near and typed and kept <= 96 * MIB
+        fine = fine and no_growth and equal and near and untuned_fine and kept <= 96 * MIB
         fine = fine and overwritten == 0
         del others, graph, second
-    return outcome(fine, **figures)
+    return outcome(fine, figures=figures)
 
 
 @case(
@@ -162,7 +164,7 @@ def overridden(lane: str) -> Outcome:
         fine = fine and finite and error < call.tolerance and same
     equal = torch.equal(first.replayed(graph), reference)
     figures["M=2001 captured first, replay right"] = equal
-    return outcome(fine and equal, **figures)
+    return outcome(fine and equal, figures=figures)
 
 
 def _choices(lane: str) -> list[list[Any]]:
@@ -208,7 +210,7 @@ def tuned_file(lane: str) -> Outcome:
             chosen = _choices(lane)
         notes.write_text(json.dumps(chosen))
         tuned = sum(1 for _, _, tactic in chosen if tactic != -1)
-        return outcome(True, note="wrote the file", **{"shapes that find a tactic": tuned})
+        return outcome(True, note="wrote the file", figures={"shapes that find a tactic": tuned})
     if not notes.is_file():
         raise Absent(f"no release {version} in this run has written a tuned file")
     wanted = json.loads(notes.read_text())
@@ -222,7 +224,7 @@ def tuned_file(lane: str) -> Outcome:
         second = _choices(lane)
     return outcome(
         first == wanted == second,
-        **{
+        figures={
             "release": json.dumps(wanted),
             "fork": json.dumps(first),
             "same before growth": first == wanted,
