@@ -104,7 +104,7 @@ def _passed(job: Job | None) -> bool:
 def _next(
     waiting: list[Job], active: list[_Active], by_name: dict[tuple[str, str], Job], at_once: int
 ) -> Job | None:
-    if len(active) >= at_once or any(each.job.alone for each in active):
+    if len(active) >= at_once:
         return None
     for job in waiting:
         unmet = [name for name in (*job.after, *job.only_if) if _pending(by_name.get(name))]

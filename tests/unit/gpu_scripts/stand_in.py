@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -57,6 +58,7 @@ CASES = [
     case("garbage"),
     case("silent"),
     case("crashes-after"),
+    case("prints-after"),
     case("environment", environment={"SET_FOR_IT": "7"}),
     case("compiled.fp8-cublas", compiles=True),
     case("elsewhere", reason_not="needs two GPUs"),
@@ -87,6 +89,9 @@ def work(arguments: list[str]) -> tuple[dict[str, Any], bool]:
             os._exit(0)
         case ["run", "crashes-after"]:
             return {"verdict": "pass", "note": "", "figures": {}, "then": "SIGABRT"}, True
+        case ["run", "prints-after"]:
+            atexit.register(print, "a library says goodbye")
+            return {"verdict": "pass", "figures": {}}, True
         case ["run", "environment"]:
             seen = os.environ.get("SET_FOR_IT", "not set")
             return {"verdict": "pass", "figures": {"set": seen}}, False

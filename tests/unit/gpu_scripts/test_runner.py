@@ -24,6 +24,7 @@ ENDS = {
     "garbage": ("error", "printed no result"),
     "silent": ("error", "printed no result, but 'nothing'"),
     "environment": ("pass", ""),
+    "prints-after": ("pass", ""),
     "compiled.fp8-cublas": ("pass", ""),
     "elsewhere": ("not applicable", "needs two GPUs"),
 }
