@@ -231,6 +231,14 @@ class PretendDevice:
     def stream_key(self, _: int, stream: int) -> int:
         return stream
 
+    def lasts(self, _index: int, _stream: int) -> bool:
+        return False
+
+    def alone(self, _: int) -> bool:
+        return False
+
+    def make_blas_handle(self, _: int) -> None: ...
+
     def capture(self, _index: int, _stream: int) -> Any:
         from flashinfer.gemm_workspace.device import Capture
 
