@@ -20,17 +20,21 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import os
 import sys
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import drive
+import hypothesis
+import hypothesis.strategies as st
 import pretend
 import torch
 from drive import WORLD, K, M, N, bf16, f32, fp8, machine, u8
@@ -87,10 +91,27 @@ class Recorder:
 RECORD = Recorder()
 
 
+class Anything:
+    """Has every attribute and can be called: what a graph is described with."""
+
+    def __getattr__(self, name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Anything:
+        return self
+
+
 class RecordedPlan(pretend.Plan):
     """A plan with a number and a size of its own, which executing it reports."""
 
     made = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return ANYTHING
 
     def __init__(self, world: pretend.World) -> None:
         super().__init__(world)
@@ -120,6 +141,9 @@ class RecordedPlan(pretend.Plan):
             locked=lock._is_owned(),  # type: ignore[attr-defined]
             **kwargs,
         )
+
+
+ANYTHING = Anything()
 
 
 class Handle:
@@ -203,11 +227,14 @@ class RecordedModule:
             RECORD.add(name, args)
             return None
 
+        # Once and for all: what a runner holds is part of the tuner's key.
+        self.__dict__[name] = call
         return call
 
 
 def pretend_more() -> None:
     """Beyond ``pretend``: launches are recorded, streams change, a handle is a large number."""
+    torch.set_num_threads(1)
     cudnn: Any = sys.modules["cudnn"]
     cudnn.set_stream = lambda handle, stream: RECORD.bound.__setitem__(handle, stream)
     create = cudnn.create_handle.side_effect
@@ -219,7 +246,11 @@ def pretend_more() -> None:
     cudnn.pygraph.side_effect = lambda *_, **__: made()
     torch.cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=WORLD.stream)
     torch.cuda.current_blas_handle = lambda: 0xB1A5 << 16
-    module = SimpleNamespace(build_and_load=RecordedModule, get_library_path=lambda: "")
+    module = SimpleNamespace(
+        build_and_load=RecordedModule,
+        get_library_path=lambda: "",
+        get_library_paths=lambda: [],
+    )
     low_latency = importlib.import_module("flashinfer.trtllm_low_latency_gemm")
     low_latency.setup_cubin_loader = lambda _: None
     for each in (gemm_base, low_latency):
@@ -249,7 +280,12 @@ class NoNumbers:
     __sub__ = __mul__
 
     def to(self, dtype: torch.dtype) -> torch.Tensor:
-        return on_cuda(torch.zeros(self.shape, dtype=dtype))
+        return _zeros(tuple(self.shape), dtype)
+
+
+@functools.cache
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return on_cuda(torch.zeros(shape, dtype=dtype))
 
 
 def _profile(*_: Any, **__: Any) -> float:
@@ -511,8 +547,8 @@ def drive_changes(folder: str) -> dict[str, Any]:
 
     def replaced_result(_: Call) -> None:
         winners = AutoTuner.get().profiling_cache
-        for key, (_, profile) in list(winners.items()):
-            winners[key] = (-1, profile)
+        for key, (*runner, _, profile) in list(winners.items()):
+            winners[key] = (*runner, -1, profile)
 
     def new_dicts(_: Call) -> None:
         tuner = AutoTuner.get()
@@ -603,7 +639,135 @@ def drive_changes(folder: str) -> dict[str, Any]:
     return found
 
 
-DRIVES: dict[str, Callable[..., Any]] = {"changes": drive_changes}
+# Random sequences. --------------------------------------------------------------------------------
+
+
+def _calls() -> st.SearchStrategy[Call]:
+    which = st.sampled_from(
+        [
+            *(("bmm_fp8", backend) for backend in ("cudnn", "cublas", "auto")),
+            *(("mm_bf16", backend) for backend in ("cudnn", "cublaslt", "cutlass")),
+            *(("mm_fp4", backend) for backend in ("cudnn", "cutlass")),
+        ]
+    )
+    return st.builds(
+        lambda which, m, **more: Call(*which, m=m, **more),
+        which,
+        st.sampled_from([M, 2 * M]),
+        out=st.booleans(),
+        turned=st.sampled_from([False, False, True]),
+        keywords=st.booleans(),
+        one_scale=st.booleans(),
+        shifted=st.sampled_from([0, 0, 0, 16]),
+        half=st.sampled_from([False, False, True]),
+    )
+
+
+@st.composite
+def _steps(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """Steps over one to three signatures, so that each is launched again and again."""
+    call = st.sampled_from(draw(st.lists(_calls(), min_size=1, max_size=3)))
+    again = st.tuples(st.just("call"), call, st.integers(1, 3))
+    environment = ["FLASHINFER_TRACE_DUMP", "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE"]
+    step = st.one_of(
+        again,
+        st.tuples(st.just("tune"), call),
+        again,
+        st.tuples(st.just("within"), st.sampled_from(["buckets", "round up", "tuning"]), call),
+        st.tuples(st.just("load"), st.sampled_from(["one", "two"])),
+        again,
+        st.tuples(st.just("clear"), st.sampled_from(["tuner", "plans", "both", "winners"])),
+        st.tuples(st.just("capture"), call),
+        again,
+        st.tuples(st.just("stream"), st.sampled_from([7, 8])),
+        st.tuples(st.just("environment"), st.sampled_from(environment), st.sampled_from("01")),
+        again,
+        st.tuples(st.just("fail"), call),
+        st.tuples(st.just("bytes"), st.sampled_from([0, 48 << 20])),
+    )
+    return draw(st.lists(step, min_size=3, max_size=16))
+
+
+def _do(step: tuple[Any, ...], folder: str) -> None:
+    match step:
+        case ("call", call, times):
+            for _ in range(times):
+                call()
+        case ("tune", call):
+            tuned(call)
+        case ("within", how, call):
+            context = {
+                "buckets": {"tuning_buckets": (1, 2, 512)},
+                "round up": {"round_up": True},
+                "tuning": {"tune_mode": True},
+            }[how]
+            with flashinfer.autotune(**{"tune_mode": False, **context}):
+                call(), call()
+        case ("load", name):
+            AutoTuner.get().load_configs(f"{folder}/all-{name}-{WORLD.backend_version}.json")
+        case ("clear", what):
+            if what in ("plans", "both"):
+                drive.forget()
+            if what in ("tuner", "both"):
+                AutoTuner.get().clear_cache()
+            if what == "winners":
+                winners = AutoTuner.get().profiling_cache
+                for key in list(winners):
+                    del winners[key]
+        case ("capture", call):
+            WORLD.capturing = True
+            call()
+            WORLD.capturing = False
+        case ("stream", handle):
+            WORLD.stream = handle
+        case ("environment", name, value):
+            os.environ[name] = value
+        case ("fail", call):
+            WORLD.failing = True  # type: ignore[attr-defined]
+            call()
+            WORLD.failing = False  # type: ignore[attr-defined]
+        case ("bytes", size):
+            # Of plans that are built from now on.
+            WORLD.workspace = size
+
+
+def drive_sequences(folder: str, examples: str) -> dict[str, Any]:
+    """Random sequences: the same launches, whatever comes between the calls."""
+    for version, (name, skipped) in itertools.product((92000, 92301), (("one", 0), ("two", 1))):
+        with fresh("0", backend_version=version):
+            _profile.calls = skipped  # type: ignore[attr-defined]
+            with flashinfer.autotune(True, cache=f"{folder}/all-{name}-{version}.json"):
+                for call in calls():
+                    call()
+    total: Counter[str] = Counter()
+
+    @hypothesis.settings(
+        max_examples=int(examples),
+        deadline=None,
+        database=None,
+        derandomize=os.environ.get("HYPOTHESIS_PROFILE") != "soak",
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(_steps(), st.sampled_from(HOW))
+    def same(steps: list[tuple[Any, ...]], how: dict[str, Any]) -> None:
+        def sequence() -> None:
+            try:
+                for step in steps:
+                    _do(step, folder)
+            finally:
+                for name in ("FLASHINFER_TRACE_DUMP", "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE"):
+                    os.environ.pop(name, None)
+
+        found = both(sequence, **how)
+        for slow, fast in itertools.zip_longest(found["slow"], found["fast"]):
+            assert slow == fast
+        total.update({key: found["report"][key] for key in ("hits", "misses", "failures")})
+
+    same()
+    return dict(total)
+
+
+DRIVES: dict[str, Callable[..., Any]] = {"changes": drive_changes, "sequences": drive_sequences}
 
 if __name__ == "__main__":
     pretend_more()
