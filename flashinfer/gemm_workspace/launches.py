@@ -95,14 +95,20 @@ class _Seen:
                 raise Unrepeatable("two workspaces")
             self.lane, self.lane_bytes = lane, operand.numel()
             return self.workspace
-        for i in self.form.tensors:
-            if _is_transpose(operand, self.values[i]):
-                self.views.append(i)
-                return -len(self.views)
-        if host and operand.device.type == "cpu":
+        turned = [i for i in self.form.tensors if _is_transpose(operand, self.values[i])]
+        if len(turned) == 1:  # of two arguments at one address it could be either's
+            self.views.append(turned[0])
+            return -len(self.views)
+        if host and operand.device.type == "cpu" and not self._shares_memory(operand):
             self.constants.append(operand)
             return self.blas + len(self.constants)
         raise Unrepeatable("a tensor made on the way")
+
+    def _shares_memory(self, operand: torch.Tensor) -> bool:
+        """Whether ``operand`` is memory of an argument or of the output."""
+        mine = operand.untyped_storage().data_ptr()
+        theirs = [self.values[i] for i in self.form.tensors if self.values[i] is not None]
+        return any(each.untyped_storage().data_ptr() == mine for each in (*theirs, self.result))
 
     def _constant(self, operand: Any) -> int:
         if type(operand) is int and operand >= _LOWEST_HANDLE and operand == _blas():

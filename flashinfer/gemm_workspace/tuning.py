@@ -127,7 +127,8 @@ class Tuning:
         return environment[-1] in _NOT_TRACING
 
     def meet(self) -> bool:
-        """Put caches that tell into the tuner as it is now; False if it has none that can."""
+        """Take everything as it is now, and put caches that tell into the tuner; False if it has
+        none that can."""
         kind = self._home["AutoTuner"]
         tuner = kind.get()
         lock = getattr(tuner, "_lock", None)
@@ -145,8 +146,10 @@ class Tuning:
         self._winners, self._configs = tuner.profiling_cache, tuner._file_configs
         self._managed = hasattr(tuner, "_managed_cache") and hasattr(tuner, "_v2_local")
         self._tuner, self._choose = tuner, kind.choose_one
-        if self._environment is None:
-            self._environment = _environment()
+        environment = _environment()
+        if environment != self._environment:
+            self._environment = environment
+            self._changed()
         return True
 
 

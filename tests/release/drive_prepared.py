@@ -62,6 +62,7 @@ class Recorder:
         self.names: dict[int, str] = {}  # of the caller's tensors, by address
         self.kept: list[Any] = []  # those tensors: an address must not be used again
         self.bound: dict[Any, int] = {}  # stream by cuDNN handle
+        self.hits_within: int | None = None  # of the calls within a context
 
     def add(self, what: str, args: Any, **more: Any) -> None:
         # The workspace is in the middle of a launch's operands: look for it by its address.
@@ -310,6 +311,7 @@ class Call:
     one_scale: bool = False  # both scales are one tensor
     shifted: int = 0  # bytes by which the first operand is off its alignment
     half: bool = False  # out is float16
+    e5m2: bool = False  # the first operand has the other kind of float8
     more: tuple[tuple[str, Any], ...] = ()
 
     def arguments(self) -> dict[str, Any]:
@@ -346,7 +348,8 @@ class Call:
     def _operands(self) -> dict[str, torch.Tensor]:
         m = self.m
         if self.op == "bmm_fp8":
-            return {"A": fp8(1, m, K), "B": fp8(1, N, K).transpose(-2, -1), "A_scale": f32(1),
+            a = fp8(1, m, K).view(torch.float8_e5m2) if self.e5m2 else fp8(1, m, K)
+            return {"A": a, "B": fp8(1, N, K).transpose(-2, -1), "A_scale": f32(1),
                     "B_scale": f32(1)}  # fmt: skip
         if self.op == "mm_bf16":
             return {"a": bf16(m, K), "b": bf16(N, K).t()}
@@ -456,7 +459,7 @@ def both(sequence: Sequence, **how: Any) -> dict[str, Any]:
         with fresh(switch, **how):
             sequence()
             found[name] = RECORD.launches
-            report = prepared.report()
+            report = {**prepared.report(), "hits within": RECORD.hits_within}
     return {"same": found["slow"] == found["fast"], "report": report,
             "slow": found["slow"], "fast": found["fast"]}  # fmt: skip
 
@@ -484,6 +487,21 @@ def written(folder: str, call: Call, name: str, skipped: int) -> str:
     return path
 
 
+def bundled(paths: list[str]) -> None:
+    """The configs of ``paths`` as the ones that the release comes with, for the pretended GPU."""
+    tuner = sys.modules[AutoTuner.__module__]
+    with fresh("0"):
+        name = tuner.get_config_path(is_module=True)
+    module: Any = ModuleType(name)
+    module.best_configs = {
+        key: (0, tuner._json_to_tactic(value[1]))
+        for path in paths
+        for key, value in json.loads(Path(path).read_text()).items()
+        if key != "_metadata"
+    }
+    sys.modules[name] = module
+
+
 def drive_changes(folder: str) -> dict[str, Any]:
     """Each change between calls, for every op and backend: the same launches, and hits where
     nothing changed."""
@@ -491,6 +509,7 @@ def drive_changes(folder: str) -> dict[str, Any]:
         with fresh("0"):
             for name, skipped in (("one", 0), ("two", 1)):
                 written(folder, call, name, skipped)
+    bundled([str(path) for path in Path(folder).glob("*-one.json")])
 
     def file(call: Call, name: str) -> str:
         return str(Path(folder) / f"{call.op}-{call.backend}-{name}.json")
@@ -511,7 +530,9 @@ def drive_changes(folder: str) -> dict[str, Any]:
         def sequence(call: Call) -> None:
             call(), call(), call()
             with context(call):
+                before = prepared.report()["hits"]
                 call(), call(), call()
+                RECORD.hits_within = prepared.report()["hits"] - before
             call(), call(), call()
 
         return sequence
@@ -595,16 +616,19 @@ def drive_changes(folder: str) -> dict[str, Any]:
             lambda c: (drive.forget(), setattr(WORLD, "workspace", 64 << 20))
         ),
         "rows": with_change(lambda c: [dataclasses.replace(c, m=2 * M)() for _ in range(3)]),
-        "output given": with_change(lambda c: [dataclasses.replace(c, out=True)() for _ in "123"]),
-        "output turned": with_change(
-            lambda c: [dataclasses.replace(c, out=True, turned=True)() for _ in "123"]
-        ),
-        "output in half": with_change(
-            lambda c: [dataclasses.replace(c, half=True)() for _ in "123"]
-        ),
-        "positions": with_change(
-            lambda c: [dataclasses.replace(c, keywords=False)() for _ in "123"]
-        ),
+        **{
+            f"and {name}": lambda c, other=other: [
+                dataclasses.replace(c, **given)()
+                for given in ({"out": True}, other, {"out": True}, other, {}, other, {})
+            ]
+            for name, other in {
+                "turned": {"out": True, "turned": True},
+                "half": {"half": True},
+                "e5m2": {"e5m2": True},
+                "half given": {"out": True, "half": True},
+                "keywords": {"out": True, "keywords": False},
+            }.items()
+        },
         "one scale": lambda c: [
             dataclasses.replace(c, one_scale=one)() for one in (True, True, False, False, True)
         ] and None,  # type: ignore[func-returns-value]
@@ -680,12 +704,12 @@ def _steps(draw: st.DrawFn) -> list[tuple[Any, ...]]:
         st.tuples(st.just("capture"), call),
         again,
         st.tuples(st.just("stream"), st.sampled_from([7, 8])),
-        st.tuples(st.just("environment"), st.sampled_from(environment), st.sampled_from("01")),
+        st.tuples(st.just("environment"), st.sampled_from(environment), call),
         again,
         st.tuples(st.just("fail"), call),
         st.tuples(st.just("bytes"), st.sampled_from([0, 48 << 20])),
     )
-    return draw(st.lists(step, min_size=3, max_size=16))
+    return draw(st.lists(step, min_size=8, max_size=20))
 
 
 def _do(step: tuple[Any, ...], folder: str) -> None:
@@ -720,8 +744,10 @@ def _do(step: tuple[Any, ...], folder: str) -> None:
             WORLD.capturing = False
         case ("stream", handle):
             WORLD.stream = handle
-        case ("environment", name, value):
-            os.environ[name] = value
+        case ("environment", name, call):
+            os.environ[name] = "1"
+            call(), call()
+            del os.environ[name]
         case ("fail", call):
             WORLD.failing = True  # type: ignore[attr-defined]
             call()
@@ -739,6 +765,7 @@ def drive_sequences(folder: str, examples: str) -> dict[str, Any]:
             with flashinfer.autotune(True, cache=f"{folder}/all-{name}-{version}.json"):
                 for call in calls():
                     call()
+    bundled([f"{folder}/all-one-92000.json"])
     total: Counter[str] = Counter()
 
     @hypothesis.settings(
@@ -751,12 +778,8 @@ def drive_sequences(folder: str, examples: str) -> dict[str, Any]:
     @hypothesis.given(_steps(), st.sampled_from(HOW))
     def same(steps: list[tuple[Any, ...]], how: dict[str, Any]) -> None:
         def sequence() -> None:
-            try:
-                for step in steps:
-                    _do(step, folder)
-            finally:
-                for name in ("FLASHINFER_TRACE_DUMP", "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE"):
-                    os.environ.pop(name, None)
+            for step in steps:
+                _do(step, folder)
 
         found = both(sequence, **how)
         for slow, fast in itertools.zip_longest(found["slow"], found["fast"]):
