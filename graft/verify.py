@@ -36,7 +36,8 @@ def verify(wheel: Path | BinaryIO) -> list[Proof]:
     release, against the digest pinned here), ``flashinfer/data`` included; no growing site in any
     module; every plan build and handle creation of the GEMM modules behind the guard; every GEMM
     workspace from a lane; every retry lets a capture error through; every execution holds its
-    plan and the device's lock; the default size; the SM12x gate.
+    plan and the device's lock; the default size; the SM12x gate; the public ops prepared, and
+    what they repeat noted.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -53,6 +54,10 @@ RUNTIME = "flashinfer/gemm_workspace/"
 LANE_NAMES = "flashinfer/gemm_workspace/names.py"
 #: Where the buffer cache is.
 UTILS = "flashinfer/utils.py"
+#: The public ops, and the tuner (a module, or a package) whose runners they run.
+PREPARED = ("bmm_fp8", "mm_bf16", "bmm_bf16", "mm_fp8", "mm_fp4", "mm_mxfp8", "bmm_mxfp8")
+HOME = "flashinfer/gemm/gemm_base.py"
+TUNERS = ("flashinfer/autotuner.py", "flashinfer/autotuner/autotuner.py")
 #: Names that the edits put into modules.
 HOOKS = [
     "lane_workspace",
@@ -63,6 +68,9 @@ HOOKS = [
     "is_lane",
     "reserve_lane",
     "gate_sm12x_cudnn",
+    "prepared_launches",
+    "watched",
+    "noted_runner",
     "_gemm_workspace_at_least",
     "_retain_cudnn_graph_if_capturing",
     "CudnnCaptureUnsafeError",
@@ -265,6 +273,7 @@ class _Check:
         self.check_executions()
         self.check_default_size()
         self.check_gate()
+        self.check_prepared()
         self.check_imports()
 
     def check_growth(self) -> None:
@@ -428,6 +437,33 @@ class _Check:
             self.problems.append(f"the SM12x gate is in {sorted(gated)}, not {sorted(wanted)}")
         self.prove("functions with the SM12x gate", len(gated))
 
+    def check_prepared(self) -> None:
+        """Ops are prepared outside of all else; what a prepared launch repeats is noted."""
+        ops: list[str] = []
+        watched = 0
+        for path, module in self.modules(b"", scope=HOME.__eq__):
+            for node in module.tree.body:
+                if isinstance(node, _Function) and node.name in PREPARED:
+                    ops.append(node.name)
+                    if _decorators(node)[:1] != ["prepared_launches"]:
+                        self.problems.append(f"{path}:{node.lineno}: {node.name} is not prepared")
+            for call in module.calls("execute", "execute_plan_at_index"):
+                if any(keyword.arg == "handle" for keyword in call.keywords):
+                    watched += 1
+                    if not ast.unparse(call.func).startswith("watched("):
+                        self.problems.append(f"{path}:{call.lineno}: a launch that is not noted")
+        if sorted(ops) != sorted(PREPARED):
+            self.problems.append(f"the public ops are {sorted(ops)}, not {sorted(PREPARED)}")
+        self.prove("ops that are prepared", len(ops))
+        self.prove("executions of theirs that are noted", watched)
+        noted = 0
+        for _, module in self.modules(b"class TunableRunner", scope=TUNERS.__contains__):
+            for function in module.functions:
+                noted += "noted_runner" in _decorators(function)
+        if noted != 1:
+            self.problems.append(f"{noted} runners' calls are noted, wanted the base class's alone")
+        self.prove("base classes of runners whose calls are noted", noted)
+
     def check_imports(self) -> None:
         """Every hook that a module calls is a name that it imports."""
         marks = [hook.encode() for hook in HOOKS]
@@ -436,7 +472,7 @@ class _Check:
             imported += 1
             for hook in set(HOOKS) & (module.used - module.imported):
                 self.problems.append(f"{path}: uses {hook} without importing it")
-        home = self.parsed.get("flashinfer/gemm/gemm_base.py")
+        home = self.parsed.get(HOME)
         ours = {
             alias.name
             for node in (home.tree.body if home else [])
@@ -450,9 +486,7 @@ class _Check:
             "CudnnPlanBuildInCaptureError",
         ):
             if name not in ours:
-                self.problems.append(
-                    f"flashinfer/gemm/gemm_base.py does not give the fork's {name}"
-                )
+                self.problems.append(f"{HOME} does not give the fork's {name}")
         self.prove("modules that import every hook they use", imported)
 
 

@@ -4,7 +4,7 @@ Run in a process of its own, with the release (or the graft) first on PYTHONPATH
 
     python drive.py lanes
     python drive.py refusals CUDNN_VERSION
-    python drive.py gate|profile
+    python drive.py gate|profile|functions
     python drive.py tune|tuned CACHE_FILE
 """
 
@@ -17,6 +17,7 @@ import inspect
 import json
 import logging
 import os
+import pickle
 import sys
 import typing
 import warnings
@@ -474,6 +475,27 @@ def drive_profile() -> dict[str, Any]:
     return {"captures": captures[0], "allocated": WORLD.allocated}
 
 
+def drive_functions() -> dict[str, Any]:
+    """What can be seen of each public op, on the package and where it is defined."""
+    ops = ("bmm_fp8", "mm_bf16", "bmm_bf16", "mm_fp8", "mm_fp4", "mm_mxfp8", "bmm_mxfp8")
+    return {
+        op: {
+            "same": function is getattr(gemm_base, op),
+            "signature": str(inspect.signature(function)),
+            "parameters": [repr(p) for p in inspect.signature(function).parameters.values()],
+            "names": [function.__name__, function.__qualname__, function.__module__],
+            "doc": function.__doc__,
+            "annotations": repr(function.__annotations__),
+            "attributes": sorted(vars(function)),
+            "original": inspect.unwrap(function).__code__.co_filename.rpartition("/flashinfer/")[2],
+            "pickled": pickle.loads(pickle.dumps(function)) is function,
+            "callable": callable(function) and inspect.isfunction(function),
+        }
+        for op in ops
+        if (function := getattr(flashinfer, op))
+    }
+
+
 DRIVES: dict[str, Callable[..., dict[str, Any]]] = {
     "lanes": drive_lanes,
     "refusals": drive_refusals,
@@ -481,6 +503,7 @@ DRIVES: dict[str, Callable[..., dict[str, Any]]] = {
     "tune": drive_tune,
     "tuned": drive_tuned,
     "profile": drive_profile,
+    "functions": drive_functions,
 }
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Run in a process of its own, with a graft first on PYTHONPATH::
 
     python drive_prepared.py changes FOLDER
     python drive_prepared.py sequences FOLDER EXAMPLES
-    python drive_prepared.py function|lifetimes
+    python drive_prepared.py operators
 
 What reaches the libraries is every launch: which plan or function, which tactic, on which of the
 caller's tensors or which workspace, in what length, on which stream, and whether the device's
@@ -39,6 +39,7 @@ import pretend
 import torch
 from drive import WORLD, K, M, N, bf16, f32, fp8, machine, u8
 from pretend import CudaLooking, on_cuda
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
 import flashinfer.gemm.gemm_base as gemm_base
@@ -650,10 +651,13 @@ def drive_changes(folder: str) -> dict[str, Any]:
                     continue
                 result = both(functools.partial(sequence, call), **how)
                 case = f"{change}: {call.op} {call.backend} {sorted(how)}"
+                slow = [launch[:3] for launch in result["slow"] if launch[0] != "returned"]
                 found[case] = {
                     "same": result["same"],
                     "report": result["report"],
-                    "launches": len(result["slow"]),
+                    "launches": len(slow),
+                    # How many are different ones: a change that changes nothing tests nothing.
+                    "kinds": len({json.dumps(launch) for launch in slow}),
                 }
                 if not result["same"]:
                     pairs = zip(result["slow"], result["fast"], strict=False)
@@ -790,7 +794,42 @@ def drive_sequences(folder: str, examples: str) -> dict[str, Any]:
     return dict(total)
 
 
-DRIVES: dict[str, Callable[..., Any]] = {"changes": drive_changes, "sequences": drive_sequences}
+class _Operators(TorchDispatchMode):
+    """Notes the names of torch's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def drive_operators() -> dict[str, list[str]]:
+    """torch's operators on the release's own path of each op, once everything is warm.
+
+    A prepared launch leaves out whatever is not the launch, the output and the workspace: there
+    must be nothing else that writes.
+    """
+    found: dict[str, list[str]] = {}
+    for how in HOW:
+        for call in calls():
+            with fresh("0", **how):
+                given = call.arguments()
+                function = getattr(flashinfer, call.op)
+                function(**given)
+                with _Operators() as operators:
+                    function(**given)
+            found[f"{call.op} {call.backend} {sorted(how)}"] = sorted(set(operators.seen))
+    return found
+
+
+DRIVES: dict[str, Callable[..., Any]] = {
+    "changes": drive_changes,
+    "sequences": drive_sequences,
+    "operators": drive_operators,
+}
 
 if __name__ == "__main__":
     pretend_more()

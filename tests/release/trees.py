@@ -35,15 +35,15 @@ def write_tree(version: str, folder: Path, *, grafted: bool) -> Path:
     return folder
 
 
-def drive(tree: Path, *arguments: str) -> Any:
+def drive(tree: Path, *arguments: str, script: str = "drive.py") -> Any:
     """Run a drive over a tree; its result. An error of the drive itself fails the test."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "drive.py"), *arguments],
+        [sys.executable, str(HERE / script), *arguments],
         env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{HERE}"},
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""The eight edits: for each a table of modules that stay, and one of modules that change.
+"""The nine edits: for each a table of modules that stay, and one of modules that change.
 
 The modules are made up. What an edit cannot read must stop the build, so each edit has a third
 table: the lines that it reports as not understood.
@@ -19,6 +19,7 @@ from graft.edits import (
     grow_sites,
     plan_builds,
     plan_lifetime,
+    prepared_launches,
     retries,
     sm12x_gate,
 )
@@ -29,7 +30,10 @@ GEMM = "flashinfer/gemm/gemm_base.py"
 OTHER = "flashinfer/gemm/other.py"
 UTILS = "flashinfer/utils.py"
 #: Their sites are functions that get a line more, so a second run would find them again.
-ADD_TO_DEFINITIONS = (cache_buffers.EDIT, plan_builds.EDIT, plan_lifetime.EDIT, sm12x_gate.EDIT)
+ADD_TO_DEFINITIONS = (
+    *(cache_buffers.EDIT, plan_builds.EDIT, plan_lifetime.EDIT),
+    *(sm12x_gate.EDIT, prepared_launches.EDIT),
+)
 
 
 def find(edit: Edit, source: str, path: str, own: frozenset[str] = frozenset()) -> Found:
@@ -780,6 +784,148 @@ def test_sm12x_gate_rewritten(edit: Edit, path: str, before: str, after: str) ->
     ("class fp8_gemm_sm100:\n    pass\n", [1]),
 )
 def test_sm12x_gate_refused(edit: Edit, path: str, source: str, lines: list[int]) -> None:
+    check_refused(edit, path, source, lines)
+
+
+# -- prepared-launches -------------------------------------------------------------------------
+
+TUNER = "flashinfer/autotuner.py"
+
+
+@unchanged(
+    prepared_launches.EDIT,
+    GEMM,
+    "def other(a):\n    return bmm_fp8(a)\n",
+    "def f(a):\n    @flashinfer_api\n    def mm_fp4(a):\n        pass\n",  # not a public one
+    "graph.execute(a)\nother.bmm_fp8(a)\nbmm_fp8_run_with_algo(a)\nmodule.mxfp8_gemm(a)\n",
+    "class A:\n    def __call__(self, inputs, **kwargs):\n        pass\n",
+)
+def test_prepared_launches_unchanged(edit: Edit, path: str, source: str) -> None:
+    check_unchanged(edit, path, source)
+
+
+def test_prepared_launches_leaves_other_classes_of_the_tuner_alone() -> None:
+    source = "class A:\n    def __call__(self, inputs, **kwargs):\n        pass\n"
+    check_unchanged(prepared_launches.EDIT, TUNER, source)
+
+
+@rewritten(
+    prepared_launches.EDIT,
+    GEMM,
+    (
+        """\
+        s = "größe"
+        # größe
+        @backend_requirement(
+            {"ü": a},
+        )
+        @flashinfer_api(trace=t)
+        def bmm_fp8(
+            A, B,
+        ):
+            return A
+        @flashinfer_api(trace=t)
+        def mm_fp8(a): pass
+        """,
+        """\
+        s = "größe"
+        # größe
+        @prepared_launches
+        @backend_requirement(
+            {"ü": a},
+        )
+        @flashinfer_api(trace=t)
+        def bmm_fp8(
+            A, B,
+        ):
+            return A
+        @prepared_launches
+        @flashinfer_api(trace=t)
+        def mm_fp8(a): pass
+        """,
+    ),
+    (
+        """\
+        def run(graph, a):
+            "ü"; graph.execute(a, w, handle=h)  # ü
+            graph.execute_plan_at_index(
+                a, handle=h
+            )
+        def forward(self):
+            module.bmm_fp8(a); module.bmm_fp8_run_with_algo(a)
+            module.mm_bf16_cublaslt_run_with_algo(
+                a
+            )
+            raw_module.mxfp8_gemm(a)
+        """,
+        """\
+        def run(graph, a):
+            "ü"; watched(graph).execute(a, w, handle=h)  # ü
+            watched(graph).execute_plan_at_index(
+                a, handle=h
+            )
+        def forward(self):
+            watched(module).bmm_fp8(a); watched(module).bmm_fp8_run_with_algo(a)
+            watched(module).mm_bf16_cublaslt_run_with_algo(
+                a
+            )
+            watched(raw_module).mxfp8_gemm(a)
+        """,
+    ),
+)
+def test_prepared_launches_rewritten(edit: Edit, path: str, before: str, after: str) -> None:
+    check_rewritten(edit, path, before, after)
+
+
+@rewritten(
+    prepared_launches.EDIT,
+    TUNER,
+    (
+        """\
+        class TunableRunner(ABC):
+            def forward(self, inputs, **kwargs):
+                pass
+            def __call__(self, inputs, **kwargs):
+                return self.forward(inputs, **kwargs)
+        """,
+        """\
+        class TunableRunner(ABC):
+            def forward(self, inputs, **kwargs):
+                pass
+            @noted_runner
+            def __call__(self, inputs, **kwargs):
+                return self.forward(inputs, **kwargs)
+        """,
+    ),
+)
+def test_prepared_launches_notes_runners(edit: Edit, path: str, before: str, after: str) -> None:
+    check_rewritten(edit, path, before, after)
+
+
+@refused(
+    prepared_launches.EDIT,
+    GEMM,
+    ("@backend_requirement({})\ndef bmm_fp8(a):\n    pass\n", [2]),
+    ("x = 1\ndef mm_fp4(a):\n    pass\n", [2]),
+    ("class mm_bf16:\n    pass\n", [1]),
+    ("def run(a):\n    plan().execute(a, handle=h)\n    a.b.execute(a, handle=h)\n", [2, 3]),
+)
+def test_prepared_launches_refused(edit: Edit, path: str, source: str, lines: list[int]) -> None:
+    check_refused(edit, path, source, lines)
+
+
+@refused(
+    prepared_launches.EDIT,
+    TUNER,
+    ("class TunableRunner:\n    def __call__(self, inputs, tactic):\n        pass\n", [2]),
+    (
+        "class TunableRunner:\n    @x\n    def __call__(self, inputs, **kwargs):\n        pass\n",
+        [3],
+    ),
+)
+def test_prepared_launches_refused_runners(
+    edit: Edit, path: str, source: str, lines: list[int]
+) -> None:
     check_refused(edit, path, source, lines)
 
 

@@ -39,6 +39,7 @@ GROUPED = "flashinfer/grouped_mm/cudnn/core.py"
 LOW_LATENCY = "flashinfer/trtllm_low_latency_gemm.py"
 SVDQUANT = "flashinfer/gemm/gemm_svdquant.py"
 UTILS = "flashinfer/utils.py"
+TUNER = "flashinfer/autotuner/autotuner.py"
 UNTOUCHED = "flashinfer/gemm/routergemm.py"
 NAMES = "flashinfer/gemm_workspace/names.py"
 
@@ -240,6 +241,17 @@ TAMPERED = [
         r"return \1",
         "the SM12x gate is in ['fp8_gemm_sm100'], not",
     ),
+    ("not prepared", GEMM, r"^@prepared_launches\n", "", "is not prepared"),
+    (
+        "prepared inside",
+        GEMM,
+        r"^@prepared_launches\n(@backend_requirement\((?:.*\n)+?\)\n)",
+        r"\1@prepared_launches\n",
+        "is not prepared",
+    ),
+    ("not noted", GEMM, r"watched\(graph\)", "graph", "a launch that is not noted"),
+    ("no runner noted", TUNER, r"^    @noted_runner\n", "", "0 runners' calls are noted"),
+    ("no such op", GEMM, r"^def mm_fp8\(", "def mm_fp9(", "the public ops are"),
     (
         "no import",
         GEMM,
