@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="905dacacccf2a957079d60ecc1ae91c8458b86c27cbb496cb9c28df589022173",
-        delta="3014855e13a981481066f6885985c78883f2b5e37c0e8ac224541441d4d82139",
+        runtime="9a374d5bb05b9d19e2e5376c12c6f1db0ff3623727578315ceb2ec60f320758c",
+        delta="137344cb379abe2a2e8aa1cab36c1f73d9ae2b1baecd994a8754f3a0bda20052",
     ),
 }
 CURRENT = max(LABELS)
