@@ -1,0 +1,23 @@
+#include "cudart.h"
+
+#include "loaded_library.h"
+
+namespace gemm_workspace {
+
+Cudart::Cudart() {
+  const auto library = LoadedLibrary::find("libcudart", {"libcudart.so.12", "libcudart.so.13"});
+  get_device_ = library.function<decltype(cudaGetDevice)>("cudaGetDevice");
+  is_capturing_ = library.function<decltype(cudaStreamIsCapturing)>("cudaStreamIsCapturing");
+}
+
+int Cudart::current_device() const {
+  int device = -1;
+  return get_device_(&device) == cudaSuccess ? device : -1;
+}
+
+bool Cudart::may_be_capturing(cudaStream_t stream) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return is_capturing_(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace gemm_workspace

@@ -1,0 +1,25 @@
+// What is asked of the CUDA runtime at each call.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace gemm_workspace {
+
+class Cudart {
+ public:
+  // Throws Refused if no CUDA runtime is loaded, or two.
+  Cudart();
+
+  // Index of the calling thread's current device, -1 if there is none.
+  int current_device() const;
+
+  // Whether work on `stream` is, or may be, being captured. An error counts: the legacy stream
+  // cannot be asked while another stream captures in global mode.
+  bool may_be_capturing(cudaStream_t stream) const;
+
+ private:
+  decltype(cudaGetDevice)* get_device_;
+  decltype(cudaStreamIsCapturing)* is_capturing_;
+};
+
+}  // namespace gemm_workspace
