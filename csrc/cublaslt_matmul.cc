@@ -41,8 +41,8 @@ void check(const MatmulProblem& problem) {
 
 }  // namespace
 
-CublasLt::CublasLt() {
-  const auto library = LoadedLibrary::find("libcublasLt", {"libcublasLt.so.12", "libcublasLt.so.13"});
+CublasLt::CublasLt(int major) {
+  const auto library = LoadedLibrary::find("libcublasLt", major);
   const auto bind = [&](auto*& function, const char* name) {
     function = library.function<std::remove_reference_t<decltype(*function)>>(name);
   };

@@ -15,8 +15,8 @@ namespace gemm_workspace {
 // The functions of cuBLASLt that are used.
 class CublasLt {
  public:
-  // Throws Refused if no cuBLASLt is loaded, or two.
-  CublasLt();
+  // Throws Refused if no cuBLASLt of that major version is loaded, or two are.
+  explicit CublasLt(int major);
 
   decltype(cublasLtMatmulDescCreate)* desc_create;
   decltype(cublasLtMatmulDescDestroy)* desc_destroy;

@@ -4,8 +4,8 @@
 
 namespace gemm_workspace {
 
-Cudart::Cudart() {
-  const auto library = LoadedLibrary::find("libcudart", {"libcudart.so.12", "libcudart.so.13"});
+Cudart::Cudart(int major) {
+  const auto library = LoadedLibrary::find("libcudart", major);
   get_device_ = library.function<decltype(cudaGetDevice)>("cudaGetDevice");
   is_capturing_ = library.function<decltype(cudaStreamIsCapturing)>("cudaStreamIsCapturing");
 }

@@ -7,8 +7,8 @@ namespace gemm_workspace {
 
 class Cudart {
  public:
-  // Throws Refused if no CUDA runtime is loaded, or two.
-  Cudart();
+  // Throws Refused if no CUDA runtime of that major version is loaded, or two are.
+  explicit Cudart(int major);
 
   // Index of the calling thread's current device, -1 if there is none.
   int current_device() const;

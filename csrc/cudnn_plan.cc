@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "errors.h"
 #include "loaded_library.h"
@@ -45,6 +46,17 @@ void check_empty(const json& graph, const char* name) {
   }
 }
 
+// The parts of a plan's name, "eng12_k2=1_k3=0": the engine, and each knob with its choice.
+std::set<std::string> parts_of(std::string_view name) {
+  std::set<std::string> parts;
+  while (!name.empty()) {
+    const std::size_t end = std::min(name.find('_'), name.size());
+    parts.emplace(name.substr(0, end));
+    name.remove_prefix(std::min(end + 1, name.size()));
+  }
+  return parts;
+}
+
 json parse(std::string_view serialized) {
   json graph = json::from_ubjson(serialized.begin(), serialized.end(), true, false);
   if (!graph.is_object()) refuse("what was serialized is not a graph of cudnn-frontend");
@@ -61,7 +73,7 @@ json parse(std::string_view serialized) {
 }  // namespace
 
 Cudnn::Cudnn() {
-  const auto library = LoadedLibrary::find("libcudnn", {"libcudnn.so.9"});
+  const auto library = LoadedLibrary::find("libcudnn", CUDNN_MAJOR);
   version_ = library.function<decltype(cudnnGetVersion)>("cudnnGetVersion")();
   // Of cuDNN 9 on: major * 10000 + minor * 100 + patch.
   if (version_ / 100 != CUDNN_VERSION / 100) {
@@ -111,7 +123,7 @@ CudnnPlan::CudnnPlan(const Cudnn&, std::intptr_t handle, std::string_view serial
   } catch (const cudnn_frontend::cudnnException& error) {
     refuse(error.what());
   }
-  if (!name.empty() && name != this->name()) {
+  if (!name.empty() && parts_of(name) != parts_of(this->name())) {
     refuse("it was rebuilt as " + this->name() + ", wanted " + std::string(name));
   }
   const std::int64_t bytes = body_->plan->getWorkspaceSize();

@@ -28,25 +28,19 @@ namespace ffi = tvm::ffi;
 // Raised with every change of what is exported; Python asks for the one that it knows.
 constexpr std::int64_t kAbi = 1;
 
-const Cudart& cudart() {
-  static const Cudart* const made = new Cudart();
-  return *made;
+// What is attached; set once and for good. attach() and its like are called one at a time.
+const Cudart* g_cudart = nullptr;
+const CublasLt* g_cublaslt = nullptr;
+const Cudnn* g_cudnn = nullptr;
+Table* g_table = nullptr;
+
+template <typename Attached>
+Attached& attached(Attached* what, const char* name) {
+  if (what == nullptr) throw Refused(std::string(name) + " is not attached");
+  return *what;
 }
 
-const CublasLt& cublaslt() {
-  static const CublasLt* const made = new CublasLt();
-  return *made;
-}
-
-const Cudnn& cudnn() {
-  static const Cudnn* const made = new Cudnn();
-  return *made;
-}
-
-Table& table() {
-  static Table* const made = new Table(&cudart());
-  return *made;
-}
+Table& table() { return attached(g_table, "the CUDA runtime"); }
 
 cudaStream_t as_stream(std::int64_t stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
@@ -74,19 +68,26 @@ std::shared_ptr<Launcher> launcher(std::int64_t number) {
 
 std::int64_t abi() { return kAbi; }
 
-// Versions of cuDNN: of the headers, and of the library that is loaded. Throws Refused when that
-// library, or the CUDA runtime, cannot be used.
-ffi::Array<std::int64_t> attach_cudnn() {
-  cudart();
-  return {static_cast<std::int64_t>(Cudnn::compiled_version()),
-          static_cast<std::int64_t>(cudnn().version())};
+// Use the CUDA runtime of that major version, torch's. Throws Refused if it is not loaded once.
+void attach(std::int64_t major) {
+  if (g_cudart == nullptr) g_cudart = new Cudart(static_cast<int>(major));
+  if (g_table == nullptr) g_table = new Table(g_cudart);
 }
 
-// Throws Refused when cuBLASLt, or the CUDA runtime, cannot be used.
-void attach_cublaslt() {
-  cudart();
-  cublaslt();
+// The same of cuBLASLt.
+void attach_cublaslt(std::int64_t major) {
+  if (g_cublaslt == nullptr) g_cublaslt = new CublasLt(static_cast<int>(major));
 }
+
+// Use the cuDNN that is loaded; its version. Throws Refused if there is not one, or if its major
+// or minor is not that of the headers.
+std::int64_t attach_cudnn() {
+  if (g_cudnn == nullptr) g_cudnn = new Cudnn();
+  return static_cast<std::int64_t>(g_cudnn->version());
+}
+
+// Version of cuDNN's headers.
+std::int64_t compiled_cudnn() { return static_cast<std::int64_t>(Cudnn::compiled_version()); }
 
 std::int64_t prepare_cublaslt(std::int64_t handle, DLDataType a_type, DLDataType b_type,
                               DLDataType d_type, std::int64_t batch, std::int64_t m,
@@ -106,7 +107,7 @@ std::int64_t prepare_cublaslt(std::int64_t handle, DLDataType a_type, DLDataType
     std::copy_n(algorithm.data(), given->size(), given->begin());
   }
   return table().add(std::make_shared<CublasLtMatmul>(
-      cublaslt(), reinterpret_cast<cublasLtHandle_t>(handle), problem,
+      attached(g_cublaslt, "cuBLASLt"), reinterpret_cast<cublasLtHandle_t>(handle), problem,
       static_cast<std::size_t>(workspace_bytes), given));
 }
 
@@ -121,7 +122,7 @@ ffi::Bytes algorithm(std::int64_t number) {
 
 std::int64_t prepare_cudnn(std::int64_t handle, ffi::Bytes serialized, ffi::String name) {
   return table().add(std::make_shared<CudnnPlan>(
-      cudnn(), handle, std::string_view(serialized.data(), serialized.size()),
+      attached(g_cudnn, "cuDNN"), handle, std::string_view(serialized.data(), serialized.size()),
       std::string_view(name.data(), name.size())));
 }
 
@@ -236,8 +237,10 @@ void call(const TVMFFIAny* given, int count, TVMFFIAny* result) {
 }  // namespace gemm_workspace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(abi, gemm_workspace::abi);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(attach_cudnn, gemm_workspace::attach_cudnn);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attach, gemm_workspace::attach);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attach_cublaslt, gemm_workspace::attach_cublaslt);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attach_cudnn, gemm_workspace::attach_cudnn);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(compiled_cudnn, gemm_workspace::compiled_cudnn);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_cublaslt, gemm_workspace::prepare_cublaslt);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_cudnn, gemm_workspace::prepare_cudnn);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(algorithm, gemm_workspace::algorithm);

@@ -3,63 +3,61 @@
 #include <dlfcn.h>
 
 #include <fstream>
+#include <map>
 #include <set>
-#include <sstream>
-#include <vector>
 
 #include "errors.h"
 
 namespace gemm_workspace {
 namespace {
 
-// Whether `file` is `stem` itself: "libcudnn.so.9" and "libcudnn-1a2b3c4d.so.9" are "libcudnn",
-// "libcudnn_graph.so.9" is another library.
-bool is_called(const std::string& file, const std::string& stem) {
+// Whether a file is `stem` of that version: "libcudnn.so.9", "libcudnn.so.9.19.0" and
+// "libcudnn-1a2b3c4d.so.9" are "libcudnn" of ".so.9", "libcudnn_graph.so.9" is another library.
+bool is_called(const std::string& file, const std::string& stem, const std::string& version) {
   if (file.compare(0, stem.size(), stem) != 0) return false;
   std::size_t at = stem.size();
   if (at < file.size() && file[at] == '-') {
     at = file.find_first_not_of("0123456789abcdef", at + 1);
     if (at == std::string::npos) return false;
   }
-  return file.compare(at, 3, ".so") == 0 && (at + 3 == file.size() || file[at + 3] == '.');
+  if (file.compare(at, version.size(), version) != 0) return false;
+  at += version.size();
+  return at == file.size() || file[at] == '.';
 }
 
-// Paths of the mapped files that are called `stem`.
-std::set<std::string> mapped(const std::string& stem) {
+// Paths of the files in this process's memory that are called so.
+std::set<std::string> mapped(const std::string& stem, const std::string& version) {
   std::set<std::string> paths;
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     const std::size_t path = line.find('/');
     if (path == std::string::npos) continue;
-    const std::size_t file = line.rfind('/') + 1;
-    if (is_called(line.substr(file), stem)) paths.insert(line.substr(path));
+    if (is_called(line.substr(line.rfind('/') + 1), stem, version)) paths.insert(line.substr(path));
   }
   return paths;
 }
 
-void* if_loaded(const char* name) { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
-
 }  // namespace
 
-LoadedLibrary LoadedLibrary::find(const std::string& stem,
-                                  std::initializer_list<const char*> sonames) {
-  std::vector<LoadedLibrary> found;
-  for (const char* soname : sonames) {
-    if (void* handle = if_loaded(soname)) found.push_back(LoadedLibrary(handle, soname));
+LoadedLibrary LoadedLibrary::find(const std::string& stem, int major) {
+  const std::string version = ".so." + std::to_string(major);
+  std::set<std::string> names = mapped(stem, version);
+  names.insert(stem + version);
+  // By handle: one library may be known by several names.
+  std::map<void*, std::string> found;
+  for (const std::string& name : names) {
+    void* handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (handle != nullptr) found.emplace(handle, name);
   }
   if (found.empty()) {
-    for (const std::string& path : mapped(stem)) {
-      if (void* handle = if_loaded(path.c_str())) found.push_back(LoadedLibrary(handle, path));
-    }
+    throw Refused(stem + version + " is not loaded; wanted the one that torch loads");
   }
-  if (found.empty()) throw Refused(stem + " is not loaded; wanted the one that torch loads");
   if (found.size() > 1) {
-    std::ostringstream message;
-    message << stem << " is loaded " << found.size() << " times";
-    for (const LoadedLibrary& each : found) message << ", as " << each.name();
-    throw Refused(message.str() + "; wanted once, since which one torch uses cannot be told");
+    std::string message = stem + version + " is loaded " + std::to_string(found.size()) + " times";
+    for (const auto& [handle, name] : found) message += ", as " + name;
+    throw Refused(message + "; wanted once, since which one is in use cannot be told");
   }
-  return found.front();
+  return LoadedLibrary(found.begin()->first, found.begin()->second);
 }
 
 void* LoadedLibrary::symbol(const char* name) const {

@@ -2,9 +2,8 @@
 // is linked by name: the library that torch uses is the one to call.
 #pragma once
 
-#include <cstddef>
-#include <initializer_list>
 #include <string>
+#include <utility>
 
 namespace gemm_workspace {
 
@@ -12,10 +11,10 @@ namespace gemm_workspace {
 // process ends, and unloading at exit would run in an order that nobody controls.
 class LoadedLibrary {
  public:
-  // The library called `stem` ("libcudnn") that is loaded: one of `sonames`, else one that
-  // /proc/self/maps shows under that stem with a suffix, as repaired wheels rename them. Throws
-  // Refused if none is loaded, or several.
-  static LoadedLibrary find(const std::string& stem, std::initializer_list<const char*> sonames);
+  // The library `stem`, "libcudnn", of a major version that is loaded, also where a repaired
+  // wheel has renamed it. Throws Refused if none is loaded, and if several are, from different
+  // files: a handle of one must not reach another.
+  static LoadedLibrary find(const std::string& stem, int major);
 
   // The function `name`. Throws Refused if the library has none.
   template <typename Function>

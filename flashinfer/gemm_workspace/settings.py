@@ -11,6 +11,7 @@ FLASHINFER_GEMM_WORKSPACE_SEAL_POLICY     error,    error        first use of a 
 FLASHINFER_GEMM_WORKSPACE_LOG             0, 1      0            first use of a lane
 FLASHINFER_GEMM_WORKSPACE_ZERO            0, 1      0            first use of a lane
 FLASHINFER_GEMM_WORKSPACE_PREPARED        0, 1      1            first call of an op
+FLASHINFER_GEMM_WORKSPACE_NATIVE          0, 1      1            first launch that can be native
 FLASHINFER_ALLOW_CUDNN_PLAN_BUILD_IN_     0, 1      0            each plan build under capture
 CAPTURE
 ========================================  ========  ===========  ================================
@@ -34,6 +35,8 @@ ZERO
 PREPARED
     0: every call takes the release's own path. 1: a call of a signature seen before makes the
     same launch at once.
+NATIVE
+    0: no launch goes through the native library, whether the wheel has one or not.
 ALLOW_CUDNN_PLAN_BUILD_IN_CAPTURE
     1: a plan build under capture is a warning and goes on; upstream's switch.
 
@@ -65,6 +68,7 @@ class Settings:
     log_growths: bool = False
     zero: bool = False
     prepared: bool = True
+    native: bool = True
 
     @staticmethod
     def read(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -80,6 +84,7 @@ class Settings:
             log_growths=_one_of(environment, "LOG", ("0", "1")) == "1",
             zero=_one_of(environment, "ZERO", ("0", "1")) == "1",
             prepared=prepared != "0",
+            native=_one_of(environment, "NATIVE", ("0", "1")) != "0",
         )
 
 

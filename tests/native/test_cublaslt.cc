@@ -34,7 +34,7 @@ Value attribute(const fakes::Matmul& matmul, cublasLtMatmulDescAttributes_t name
 void given_algorithm() {
   CublasLtMatmul::Algorithm algorithm;
   for (std::size_t i = 0; i < algorithm.size(); ++i) algorithm[i] = static_cast<char>(i);
-  const CublasLt library;
+  const CublasLt library(13);
   CublasLtMatmul matmul(library, kHandle, fp8(3), 4096, algorithm);
   CHECK(matmul.algorithm() == algorithm);
   CHECK_EQUAL(matmul.operands(), 5U);
@@ -73,7 +73,7 @@ void given_algorithm() {
 }
 
 void heuristic() {
-  const CublasLt library;
+  const CublasLt library(13);
   CublasLtMatmul matmul(library, kHandle, fp8(1), 12345, std::nullopt);
   CHECK_EQUAL(fakes::cublas().heuristics, 1);
   CHECK_EQUAL(fakes::cublas().limit, 12345U);
@@ -87,7 +87,7 @@ void heuristic() {
 }
 
 void unscaled() {
-  const CublasLt library;
+  const CublasLt library(13);
   CublasLtMatmul matmul(
       library, kHandle,
       {CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, 1, 48, 16, 32, nullptr, nullptr}, 64, std::nullopt);
@@ -99,7 +99,7 @@ void unscaled() {
 }
 
 void refusals() {
-  const CublasLt library;
+  const CublasLt library(13);
   const auto make = [&](const MatmulProblem& problem) {
     CublasLtMatmul matmul(library, kHandle, problem, 64, std::nullopt);
   };
@@ -128,7 +128,7 @@ void refusals() {
 
 // Threads that launch one problem with scales of their own each get their own.
 void threads() {
-  const CublasLt library;
+  const CublasLt library(13);
   CublasLtMatmul matmul(library, kHandle, fp8(1), 64, std::nullopt);
   fakes::cublas().matmuls.clear();
   constexpr std::uintptr_t kThreads = 8, kLaunches = 500;

@@ -194,7 +194,7 @@ void threads(const Cudart& runtime) {
 
 int main() {
   fakes::runtime();
-  const Cudart runtime;
+  const Cudart runtime(13);
   outcomes(runtime);
   refusals(runtime);
   threads(runtime);
