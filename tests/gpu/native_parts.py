@@ -28,7 +28,7 @@ class Execution(NamedTuple):
 
 @contextmanager
 def executions() -> Any:
-    """A list that fills with the cuDNN executions that are made meanwhile."""
+    """A list that fills with the cuDNN executions that are made meanwhile, by one thread."""
     import cudnn._pygraph as frontend
 
     made: list[Execution] = []
@@ -67,6 +67,12 @@ def plan(made: Execution) -> native.Plan:
 def addresses(made: Execution, rebuilt: native.Plan) -> tuple[int, ...]:
     """Of the operands, in the order of the launcher."""
     return tuple(made.pack[uid].data_ptr() for uid in rebuilt.uids)
+
+
+def roles(gemm: Gemm, made: Execution, rebuilt: native.Plan) -> tuple[str, ...]:
+    """Which attribute of ``gemm`` each operand of the launcher is."""
+    names = {getattr(gemm, name).data_ptr(): name for name in ("a", "b", "scale", "out")}
+    return tuple(names[address] for address in addresses(made, rebuilt))
 
 
 def lane() -> torch.Tensor:

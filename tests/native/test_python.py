@@ -147,7 +147,8 @@ def test_the_very_algorithm() -> None:
         matmul = native.cublaslt(name, (*plain, *rest, 0))
         print(native.library().algorithm(matmul.launcher.number) == bytes(range(64)))
         print(matmul.operands)
-        for arguments in ((*plain, *rest, 4), (*plain, *rest, -1), (plain[0].double(), plain[1], *rest, 0)):
+        doubled = plain[0].double(), plain[1]
+        for arguments in ((*plain, *rest, 4), (*plain, *rest, -1), (*doubled, *rest, 0)):
             try:
                 native.cublaslt(name, arguments)
             except native.NativeRefused as error:
