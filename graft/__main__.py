@@ -55,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     command = add("build", "build and verify the drop-in wheel")
     command.add_argument("-o", dest="folder", type=Path, default=Path("dist"), metavar="DIR")
     command.add_argument("--json", action="store_true", help="report as JSON")
+    command.add_argument(
+        "--native",
+        type=Path,
+        metavar="FILE",
+        help="the native launch that `make native` built: a wheel for its platform",
+    )
     command = add("verify", "check a finished wheel, independently of the build", base=False)
     command.add_argument("wheel", type=Path, metavar="WHEEL")
     command.add_argument("--json", action="store_true", help="report as JSON")
@@ -169,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         match given.command:
             case "build":
-                built = build(given.base, given.folder, allow_unknown=unknown)
+                built = build(given.base, given.folder, allow_unknown=unknown, native=given.native)
                 print(json.dumps(built.as_json()) if given.json else built.as_text())
             case "verify":
                 _verify(given.wheel, as_json=given.json)

@@ -8,6 +8,8 @@ from pathlib import Path
 from . import delta, writer
 from .edits import EDITS
 from .fetch import open_base
+from .label import ROOT
+from .native import read
 from .verify import Proof, verify
 
 
@@ -48,14 +50,17 @@ class Built:
         return "\n".join(lines)
 
 
-def build(base: str, folder: Path, *, allow_unknown: bool = False) -> Built:
-    """Build the drop-in wheel of ``base`` into ``folder``.
+def build(
+    base: str, folder: Path, *, allow_unknown: bool = False, native: Path | None = None
+) -> Built:
+    """Build the drop-in wheel of ``base`` into ``folder``, with the native launch in ``native``.
 
     ``base`` is a version, the path of an upstream wheel, or ``installed``. The finished wheel is
     verified before it gets its name; raises GraftError and leaves nothing behind otherwise.
     """
+    library = None if native is None else read(native, ROOT)
     with open_base(base, allow_unknown=allow_unknown) as source:
-        made = delta.make(source)
+        made = delta.make(source, library)
         written = writer.write(source, made, folder, check=verify)
         return Built(
             wheel=written.path,

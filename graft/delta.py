@@ -13,10 +13,13 @@ from . import TOOL, label
 from .edits import EDITS
 from .errors import GraftError
 from .module import Module, Site, Splice, apply
+from .native import PATH as NATIVE_PATH
+from .native import Native
 from .releases import FAMILIES, Counts, Family
 from .source import PROVENANCE, Source
 
 NOTICE_FILE = "NOTICE.gemm_workspace"
+PURE_TAG = "py3-none-any"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Delta:
     added: Mapping[str, bytes]
     #: Files under dist-info that change: path in the wheel -> bytes.
     metadata: Mapping[str, bytes] = field(default_factory=dict)
+    #: Python, ABI and platform, as the file's name and WHEEL have them.
+    tag: str = PURE_TAG
 
     @property
     def dist_info(self) -> str:
@@ -163,9 +168,19 @@ def _metadata(text: bytes, base: str, version: str) -> bytes:
     return b"\n".join(lines) + separator + body
 
 
-def _wheel(text: bytes, version: str) -> bytes:
-    """WHEEL with a second Generator line."""
+def _wheel(text: bytes, version: str, tag: str = PURE_TAG) -> bytes:
+    """WHEEL with a second Generator line, and for a platform with that tag."""
     lines = text.split(b"\n")
+    if tag != PURE_TAG:
+        for before, after in (
+            ("Root-Is-Purelib: true", "Root-Is-Purelib: false"),
+            (f"Tag: {PURE_TAG}", f"Tag: {tag}"),
+        ):
+            if lines.count(before.encode()) != 1:
+                raise GraftError(
+                    f"WHEEL has {lines.count(before.encode())} lines {before!r}, not 1"
+                )
+            lines[lines.index(before.encode())] = after.encode()
     at = max(
         (i for i, line in enumerate(lines) if line.startswith(b"Generator:")),
         default=-1,
@@ -176,8 +191,8 @@ def _wheel(text: bytes, version: str) -> bytes:
     return b"\n".join(lines)
 
 
-def notice(base: str, version: str) -> bytes:
-    """Our notice: what the build is, what it is not, and what it changed."""
+def notice(base: str, version: str, native: bool = False) -> bytes:
+    """Our notice: what the build is, what it is not, what it changed, and whose code is in it."""
     lines = [
         f"flashinfer-python {version}",
         "",
@@ -190,8 +205,35 @@ def notice(base: str, version: str) -> bytes:
         "site with hashes before and after):",
         "",
         *(f"- {edit.name}: {edit.summary}" for edit in EDITS),
+        *(NATIVE_NOTICE if native else ()),
     ]
     return ("\n".join(lines) + "\n").encode()
+
+
+#: What the native launch holds of others: their headers are compiled into it.
+NATIVE_NOTICE = (
+    "",
+    f"{NATIVE_PATH} is built from this project's csrc/ (Apache License",
+    "2.0) and has in it code of the headers of apache-tvm-ffi (Apache License 2.0), of",
+    "cudnn-frontend (Copyright (c) 2020-2026 NVIDIA CORPORATION & AFFILIATES; Apache License 2.0)",
+    "and of JSON for Modern C++ (Copyright (c) 2013-2023 Niels Lohmann), which is under the MIT",
+    "License:",
+    "",
+    "Permission is hereby granted, free of charge, to any person obtaining a copy of this software",
+    'and associated documentation files (the "Software"), to deal in the Software without',
+    "restriction, including without limitation the rights to use, copy, modify, merge, publish,",
+    "distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the",
+    "Software is furnished to do so, subject to the following conditions:",
+    "",
+    "The above copyright notice and this permission notice shall be included in all copies or",
+    "substantial portions of the Software.",
+    "",
+    'THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING',
+    "BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND",
+    "NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,",
+    "DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING",
+    "FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.",
+)
 
 
 def _provenance(
@@ -199,6 +241,7 @@ def _provenance(
     edited: tuple[EditedFile, ...],
     added: Mapping[str, bytes],
     metadata: Mapping[str, tuple[bytes, bytes]],
+    native: Native | None,
 ) -> bytes:
     """Where the wheel comes from, for people and for the verifier. Nothing in it is a date."""
 
@@ -238,19 +281,34 @@ def _provenance(
         },
         "added": {path: sha(data) for path, data in added.items()},
     }
+    if native is not None:
+        body["native"] = {
+            "path": NATIVE_PATH,
+            "sha256": native.sha256,
+            "platform": native.platform,
+            "sources_sha256": native.sources,
+        }
     return (json.dumps(body, indent=1) + "\n").encode()
 
 
-def make(source: Source) -> Delta:
-    """Compute the delta for a release. Raises GraftError; writes nothing."""
+def make(source: Source, native: Native | None = None) -> Delta:
+    """Compute the delta for a release, with the native launch if there is one.
+
+    Raises GraftError; writes nothing.
+    """
     edited = edit_release(source)
     added = label.runtime_files()
+    # A label of its own: pip and uv would not replace one by the other under the same.
+    version = f"{source.version}+ws.{label.CURRENT}"
+    tag = PURE_TAG
+    if native is not None:
+        added[NATIVE_PATH] = native.data
+        version, tag = f"{version}.native", native.tag
     present = {row.path for row in source.rows}
     if collisions := sorted(present & set(added)):
         raise GraftError("the release has files of the same name as ours", collisions)
     if doubled := [path for path, n in Counter(f.path for f in edited).items() if n > 1]:
         raise GraftError("files are edited twice", doubled)
-    version = f"{source.version}+ws.{label.CURRENT}"
     old, new = source.dist_info, f"flashinfer_python-{version}.dist-info"
     texts = {name: source.store.read(f"{old}/{name}") for name in ("METADATA", "WHEEL")}
     changed = {
@@ -258,14 +316,16 @@ def make(source: Source) -> Delta:
             texts["METADATA"],
             _metadata(texts["METADATA"], source.version, version),
         ),
-        f"{new}/WHEEL": (texts["WHEEL"], _wheel(texts["WHEEL"], f"ws.{label.CURRENT}")),
+        f"{new}/WHEEL": (texts["WHEEL"], _wheel(texts["WHEEL"], f"ws.{label.CURRENT}", tag)),
     }
     metadata = {path: after for path, (_, after) in changed.items()}
-    metadata[f"{new}/licenses/{NOTICE_FILE}"] = notice(source.version, version)
-    metadata[f"{new}/{PROVENANCE}"] = _provenance(
-        source, edited, {**added, **_only_new(metadata, changed)}, changed
+    metadata[f"{new}/licenses/{NOTICE_FILE}"] = notice(
+        source.version, version, native=native is not None
     )
-    return Delta(version, edited, added, metadata)
+    metadata[f"{new}/{PROVENANCE}"] = _provenance(
+        source, edited, {**added, **_only_new(metadata, changed)}, changed, native
+    )
+    return Delta(version, edited, added, metadata, tag)
 
 
 def _only_new(

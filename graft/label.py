@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "flashinfer" / "gemm_workspace"
 #: Modules of the build that decide what a grafted wheel holds.
-DECIDING = ("module", "delta", "releases", "record", "source", "writer")
+DECIDING = ("module", "delta", "native", "releases", "record", "source", "writer")
 
 
 @dataclass(frozen=True)

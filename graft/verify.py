@@ -12,6 +12,8 @@ import csv
 import hashlib
 import io
 import json
+import re
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,6 +52,12 @@ def verify(wheel: Path | BinaryIO) -> list[Proof]:
 SITES_LEFT = "growing sites left"
 #: What the fork adds to a release.
 RUNTIME = "flashinfer/gemm_workspace/"
+#: The native launch, which only a wheel for one platform has, and what it may link.
+NATIVE = "flashinfer/gemm_workspace/_native.so"
+LINKED = {
+    *(b"libtvm_ffi.so", b"libstdc++.so.6", b"libgcc_s.so.1", b"libc.so.6", b"libm.so.6"),
+    *(b"libdl.so.2", b"libpthread.so.0"),
+}
 #: Where the runtime lists its lanes.
 LANE_NAMES = "flashinfer/gemm_workspace/names.py"
 #: Where the buffer cache is.
@@ -234,8 +242,9 @@ class _Check:
         """What was added is the runtime that the wheel's label stands for."""
         name = str(self.provenance["label"])
         number = name.removeprefix("ws.")
-        files = {p: h for p, h in self.hashes.items() if p.startswith(RUNTIME)}
+        files = {p: h for p, h in self.hashes.items() if p.startswith(RUNTIME) and p != NATIVE}
         added = {p for p in self.provenance["added"] if not p.startswith(f"{self.folder}/")}
+        added.discard(NATIVE)
         if added != set(files):
             self.problems.append(f"files are added outside {RUNTIME}: {sorted(added - set(files))}")
         if not number.isdigit() or int(number) not in LABELS:
@@ -246,6 +255,35 @@ class _Check:
                 f"digest {digest(files)}, wanted {LABELS[int(number)].runtime}"
             )
         self.prove(f"files of the runtime, as {name} has them", len(files))
+        self.check_native()
+
+    def check_native(self) -> None:
+        """A library, if there is one, is the one listed, links none of CUDA's, and the wheel's
+        tag asks for as new a system as it does; a wheel without one is for any platform."""
+        tags = re.findall(rb"^Tag: (.*)$", self.archive.read(f"{self.folder}/WHEEL"), re.M)
+        listed = self.provenance.get("native")
+        if NATIVE not in self.hashes:
+            if tags != [b"py3-none-any"] or listed is not None:
+                self.problems.append(f"{NATIVE} is missing: tags {tags}, listed {listed}")
+            return
+        if listed is None or self.hashes[NATIVE] != listed["sha256"]:
+            self.problems.append(f"{NATIVE}: not the one that graft.json lists")
+            return
+        data = self.archive.read(NATIVE)
+        try:
+            linked = _linked(data)
+        except (struct.error, ValueError, OverflowError) as error:
+            self.problems.append(f"{NATIVE}: is not a shared library ({error})")
+            return
+        for library in sorted(set(linked) - LINKED):
+            self.problems.append(f"{NATIVE}: links {library.decode(errors='replace')}")
+        # The names of the versions that it asks for stand in it as text.
+        glibc = max((int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", data)), default=0)
+        tag = f"py3-none-manylinux_2_{max(glibc, 17)}_x86_64"
+        named = [re.fullmatch(rb"py3-none-manylinux_2_(\d+)_x86_64", each) for each in tags]
+        if len(named) != 1 or named[0] is None or int(named[0][1]) < glibc:
+            self.problems.append(f"{NATIVE}: the wheel's tags are {tags}, wanted {tag} or newer")
+        self.prove("native library, linking none of CUDA's", 1, f"glibc 2.{glibc}")
 
     # -- modules -------------------------------------------------------------------------------
 
@@ -488,6 +526,36 @@ class _Check:
             if name not in ours:
                 self.problems.append(f"{HOME} does not give the fork's {name}")
         self.prove("modules that import every hook they use", imported)
+
+
+def _linked(data: bytes) -> list[bytes]:
+    """The libraries that an ELF file links, as the loader sees it: by its program headers."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("no 64-bit ELF file")
+    (start,), (size, count) = (
+        struct.unpack_from("<Q", data, 0x20),
+        struct.unpack_from("<HH", data, 0x36),
+    )
+    # Of each segment: type, offset, address, length in the file.
+    segments = [
+        (kind, offset, address, length)
+        for kind, _, offset, address, _, length, _, _ in (
+            struct.unpack_from("<IIQQQQQQ", data, start + i * size) for i in range(count)
+        )
+    ]
+    entries: list[tuple[int, int]] = []
+    for kind, offset, _, length in segments:
+        if kind == 2:  # dynamic
+            entries += struct.iter_unpack("<QQ", data[offset : offset + length])
+    (strings,) = (value for tag, value in entries if tag == 5)
+    (place,) = (
+        offset + strings - address
+        for kind, offset, address, length in segments
+        if kind == 1 and address <= strings < address + length
+    )
+    return [
+        data[place + value : data.index(b"\0", place + value)] for tag, value in entries if tag == 1
+    ]
 
 
 def _b64(hexdigest: str) -> str:

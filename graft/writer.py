@@ -134,7 +134,7 @@ def _link(out: BinaryIO, path: Path) -> None:
 
 def wheel_name(delta: Delta) -> str:
     """File name of the output."""
-    return f"flashinfer_python-{delta.version}-py3-none-any.whl"
+    return f"flashinfer_python-{delta.version}-{delta.tag}.whl"
 
 
 def members(source: Source, delta: Delta) -> Iterator[tuple[str, bytes | str, record.Row]]:
