@@ -146,6 +146,8 @@ void use_workspace(std::int64_t number, std::int64_t stream, std::int64_t addres
 
 bool forget(std::int64_t number) { return table().forget(number); }
 
+bool unlearn(std::int64_t number) { return table().unlearn(number); }
+
 // Launchers and signatures now, launches that call() made so far.
 ffi::Array<std::int64_t> counts() {
   const auto now = table().counts();
@@ -248,6 +250,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(uids, gemm_workspace::uids);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, gemm_workspace::workspace_bytes);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_workspace, gemm_workspace::use_workspace);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forget, gemm_workspace::forget);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(unlearn, gemm_workspace::unlearn);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(counts, gemm_workspace::counts);
 
 // These read their arguments as they come: a typed function would unpack them once more.

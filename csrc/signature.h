@@ -14,7 +14,7 @@ namespace gemm_workspace {
 inline constexpr std::uintptr_t kAlignment = 256;
 
 // Tensors of a call that may be remembered, and their dimensions.
-inline constexpr int kMostTensors = 12, kMostDimensions = 5;
+inline constexpr int kMostTensors = 8, kMostDimensions = 4;
 
 // The tensor behind an argument, or null if there is none in it.
 inline const DLTensor* tensor_of(const TVMFFIAny& argument) {

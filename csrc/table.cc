@@ -2,6 +2,7 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <string>
@@ -34,17 +35,30 @@ bool Table::forget(std::int64_t number) {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(number);
   if (entry == entries_.end()) return false;
+  recipes = taken_out(entry->second);
   gone = std::move(entry->second);
   entries_.erase(entry);
-  for (auto known = known_.begin(); known != known_.end();) {
-    if (known->second.number != number) {
-      ++known;
-      continue;
-    }
-    recipes.push_back(std::move(known->second.recipe));
-    known = known_.erase(known);
-  }
   return true;
+}
+
+bool Table::unlearn(std::int64_t number) {
+  std::vector<std::shared_ptr<const Recipe>> recipes;
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(number);
+  if (entry == entries_.end()) return false;
+  recipes = taken_out(entry->second);
+  return true;
+}
+
+std::vector<std::shared_ptr<const Recipe>> Table::taken_out(Entry& entry) {
+  std::vector<std::shared_ptr<const Recipe>> recipes;
+  for (const Signature* signature : entry.signatures) {
+    const auto known = known_.find(*signature);
+    recipes.push_back(std::move(known->second.recipe));
+    known_.erase(known);
+  }
+  entry.signatures.clear();
+  return recipes;
 }
 
 void Table::remember(const Signature& signature, std::int64_t number, Recipe recipe) {
@@ -62,7 +76,13 @@ void Table::remember(const Signature& signature, std::int64_t number, Recipe rec
       throw Refused("operand at place " + std::to_string(place) + ", wanted that of an argument");
     }
   }
-  known_[signature] = {number, std::make_shared<const Recipe>(std::move(recipe))};
+  const auto [known, added] = known_.try_emplace(signature);
+  if (!added) {
+    auto& before = entries_.find(known->second.number)->second.signatures;
+    before.erase(std::find(before.begin(), before.end(), &known->first));
+  }
+  known->second = {number, std::make_shared<const Recipe>(std::move(recipe))};
+  entry->second.signatures.push_back(&known->first);
 }
 
 void Table::use(std::int64_t number, cudaStream_t stream, Workspace workspace) {

@@ -59,6 +59,10 @@ class Table {
   // Forget a launcher, its signatures and its workspaces. False if there was none.
   bool forget(std::int64_t number);
 
+  // Forget the signatures of a launcher, not the launcher. Calls nothing of CUDA. False if there
+  // is no such launcher.
+  bool unlearn(std::int64_t number);
+
   // Let `signature` launch launcher `number`. Throws Refused if operands do not fit.
   void remember(const Signature& signature, std::int64_t number, Recipe recipe);
 
@@ -82,6 +86,8 @@ class Table {
     std::shared_ptr<Launcher> launcher;
     // By stream. A launch runs on few streams, so a list is looked through sooner than a map.
     std::vector<std::pair<cudaStream_t, Workspace>> workspaces;
+    // In known_, whose keys stay where they are.
+    std::vector<const Signature*> signatures;
   };
   struct Known {
     std::int64_t number;
@@ -90,6 +96,9 @@ class Table {
   struct Hash {
     std::size_t operator()(const Signature& signature) const { return signature.hash(); }
   };
+
+  // Take out what is known of an entry; the caller has the lock, and drops it without.
+  std::vector<std::shared_ptr<const Recipe>> taken_out(Entry& entry);
 
   const Cudart* const runtime_;
   mutable std::shared_mutex mutex_;

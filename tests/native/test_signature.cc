@@ -70,10 +70,11 @@ int main() {
   CHECK(!reads({a.argument(), number(3)}));
   CHECK(reads(std::vector<TVMFFIAny>(gemm_workspace::kMostTensors, a.argument())));
   CHECK(!reads(std::vector<TVMFFIAny>(gemm_workspace::kMostTensors + 1, none())));
-  FakeTensor five(0, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1});
-  CHECK(reads(std::vector<TVMFFIAny>(gemm_workspace::kMostTensors, five.argument())));
-  FakeTensor six(0, {1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1});
-  CHECK(!reads({six.argument()}));
+  const auto ones = [](int count) { return std::vector<std::int64_t>(count, 1); };
+  constexpr int kMost = gemm_workspace::kMostDimensions;
+  FakeTensor largest(0, ones(kMost), ones(kMost)), larger(0, ones(kMost + 1), ones(kMost + 1));
+  CHECK(reads(std::vector<TVMFFIAny>(gemm_workspace::kMostTensors, largest.argument())));
+  CHECK(!reads({larger.argument()}));
   a.tensor.strides = nullptr;
   CHECK(!reads({a.argument()}));
   return 0;

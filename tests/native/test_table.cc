@@ -107,7 +107,7 @@ void outcomes(const Cudart& runtime) {
   CHECK(call.make(table) == Outcome::kLaunched);
   fakes::runtime().error = cudaErrorStreamCaptureImplicit;
   CHECK(call.make(table) == Outcome::kCapturing);
-  fakes::runtime().error = cudaSuccess;
+  fakes::runtime() = {};
   fakes::runtime().device = 1;
   CHECK(call.make(table) == Outcome::kOtherDevice);
   fakes::runtime().device = 0;
@@ -143,8 +143,35 @@ void refusals(const Cudart& runtime) {
   check_throws<Refused>([&] { table.use(number, nullptr, {at(1), 99}); }, "99 bytes, wanted 100");
   check_throws<Refused>([&] { table.use(number, nullptr, {nullptr, 100}); }, "wanted 100");
   check_throws<Refused>([&] { table.add(std::make_shared<Recorder>(kMostTensors + 1)); },
-                        "13 operands");
+                        std::to_string(kMostTensors + 1) + " operands");
   CHECK_EQUAL(table.counts().signatures, 0);
+}
+
+// A signature that is remembered again belongs to the last launcher; unlearning keeps the launcher.
+void relearning(const Cudart& runtime) {
+  Table table(&runtime);
+  Call call;
+  current_stream(0x51);
+  const auto first = std::make_shared<Recorder>(), second = std::make_shared<Recorder>();
+  const std::int64_t one = table.add(first), two = table.add(second);
+  for (const std::int64_t number : {one, two}) {
+    table.use(number, stream(0x51), {at(0xF1), 100});
+    table.remember(call.signature(1), number, recipe({0, 1}));
+    table.remember(call.signature(10 + number), number, recipe({0, 1}));
+  }
+  CHECK_EQUAL(table.counts().signatures, 3);
+  CHECK(call.make(table) == Outcome::kLaunched);
+  CHECK(first->seen.empty() && second->seen.size() == 1);
+  CHECK(table.forget(one));  // takes its own signature, not the one that it lost
+  CHECK_EQUAL(table.counts().signatures, 2);
+  CHECK(call.make(table) == Outcome::kLaunched);
+  CHECK(table.unlearn(two));
+  CHECK(!table.unlearn(one));
+  CHECK(call.make(table) == Outcome::kUnknown);
+  CHECK_EQUAL(table.counts().signatures, 0);
+  CHECK(table.get(two) == second);
+  table.remember(call.signature(1), two, recipe({0, 1}));
+  CHECK(call.make(table) == Outcome::kLaunched);
 }
 
 // Threads call while others remember, forget and hand in workspaces. Each launch must be of the
@@ -176,6 +203,7 @@ void threads(const Cudart& runtime) {
     for (std::uintptr_t i = 1; i <= 4; ++i) table.use(number, stream(i), {at(tag | i), 100});
     table.remember(call.signature(static_cast<int>(random() % kVariants)), number, recipe({0, 1}));
     if (random() % 2 == 0) table.forget(number);
+    if (random() % 4 == 0) table.unlearn(number);
   }
   done = true;
   for (auto& caller : callers) caller.join();
@@ -197,6 +225,7 @@ int main() {
   const Cudart runtime(13);
   outcomes(runtime);
   refusals(runtime);
+  relearning(runtime);
   threads(runtime);
   CHECK_EQUAL(Recorder::alive.load(), 0);
   return 0;
