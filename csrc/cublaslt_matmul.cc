@@ -135,8 +135,8 @@ void CublasLtMatmul::launch(void* const* addresses, Workspace workspace, cudaStr
   static constexpr float kOne = 1.0F, kZero = 0.0F;
   const auto run = [&] {
     return library_.matmul(handle_, desc_.get(), &kOne, addresses[0], a_.get(), addresses[1],
-                           b_.get(), &kZero, nullptr, d_.get(), addresses[2], d_.get(),
-                           &algorithm_, workspace.address, workspace_bytes_, stream);
+                           b_.get(), &kZero, nullptr, d_.get(), addresses[2], d_.get(), &algorithm_,
+                           workspace.address, workspace_bytes_, stream);
   };
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
   if (scaled_) {

@@ -14,12 +14,13 @@ class Cudart {
   int current_device() const;
 
   // Whether work on `stream` is, or may be, being captured. An error counts: the legacy stream
-  // cannot be asked while another stream captures in global mode.
+  // cannot be asked while another stream captures. Leaves no error behind for cudaGetLastError.
   bool may_be_capturing(cudaStream_t stream) const;
 
  private:
   decltype(cudaGetDevice)* get_device_;
   decltype(cudaStreamIsCapturing)* is_capturing_;
+  decltype(cudaGetLastError)* get_last_error_;
 };
 
 }  // namespace gemm_workspace

@@ -62,8 +62,8 @@ json parse(std::string_view serialized) {
   if (!graph.is_object()) refuse("what was serialized is not a graph of cudnn-frontend");
   const json& version = part(graph, "json_version");
   if (version != kFormat) refuse("format " + version.dump() + ", wanted \"" + kFormat + "\"");
-  for (const char* name : {"pass_by_values", "workspace_modifications",
-                           "variant_pack_replacements", "tensors_to_dump"}) {
+  for (const char* name : {"pass_by_values", "workspace_modifications", "variant_pack_replacements",
+                           "tensors_to_dump"}) {
     check_empty(graph, name);
   }
   if (part(graph, "fe_workspace_size") != 0) refuse("the frontend itself uses workspace");
@@ -116,8 +116,7 @@ CudnnPlan::CudnnPlan(const Cudnn&, std::intptr_t handle, std::string_view serial
     }
     cudnn_frontend::ExecutionPlanBuilder_v8 builder;
     builder.setHandle(body_->handle);
-    body_->plan.emplace(
-        builder.loadFromJson(part(graph, "cudnn_backend_data").get<std::string>()));
+    body_->plan.emplace(builder.loadFromJson(part(graph, "cudnn_backend_data").get<std::string>()));
   } catch (const json::exception& error) {
     refuse(std::string("what was serialized is not understood: ") + error.what());
   } catch (const cudnn_frontend::cudnnException& error) {

@@ -90,12 +90,12 @@ std::int64_t attach_cudnn() {
 std::int64_t compiled_cudnn() { return static_cast<std::int64_t>(Cudnn::compiled_version()); }
 
 std::int64_t prepare_cublaslt(std::int64_t handle, DLDataType a_type, DLDataType b_type,
-                              DLDataType d_type, std::int64_t batch, std::int64_t m,
-                              std::int64_t n, std::int64_t k, std::int64_t a_scale,
-                              std::int64_t b_scale, std::int64_t workspace_bytes,
-                              ffi::Bytes algorithm) {
-  const MatmulProblem problem{as_cuda(a_type), as_cuda(b_type), as_cuda(d_type), batch, m, n, k,
-                              as_address(a_scale), as_address(b_scale)};
+                              DLDataType d_type, std::int64_t batch, std::int64_t m, std::int64_t n,
+                              std::int64_t k, std::int64_t a_scale, std::int64_t b_scale,
+                              std::int64_t workspace_bytes, ffi::Bytes algorithm) {
+  const MatmulProblem problem{
+      as_cuda(a_type),     as_cuda(b_type),    as_cuda(d_type), batch, m, n, k,
+      as_address(a_scale), as_address(b_scale)};
   if (workspace_bytes < 0) throw Refused("a workspace of less than no bytes");
   std::optional<CublasLtMatmul::Algorithm> given;
   if (algorithm.size() > 0) {
@@ -196,7 +196,8 @@ void remember(const TVMFFIAny* given, int count) {
 void launch(const TVMFFIAny* given, int count) {
   constexpr int kFirst = 4;
   std::array<void*, kMostTensors> addresses;
-  if (count < kFirst || count > kFirst + kMostTensors) throw Refused("launch() of so many operands");
+  if (count < kFirst || count > kFirst + kMostTensors)
+    throw Refused("launch() of so many operands");
   for (int i = 0; i < count; ++i) {
     if (given[i].type_index != kTVMFFIInt) throw Refused("launch() takes integers only");
     if (i >= kFirst) addresses[i - kFirst] = as_address(given[i].v_int64);

@@ -14,8 +14,8 @@ namespace gemm_workspace {
 
 std::int64_t Table::add(std::shared_ptr<Launcher> launcher) {
   if (launcher->operands() > kMostTensors) {
-    throw Refused("a launch of " + std::to_string(launcher->operands()) + " operands, wanted at most " +
-                  std::to_string(kMostTensors));
+    throw Refused("a launch of " + std::to_string(launcher->operands()) +
+                  " operands, wanted at most " + std::to_string(kMostTensors));
   }
   const std::lock_guard lock(mutex_);
   entries_[next_].launcher = std::move(launcher);
@@ -64,7 +64,8 @@ std::vector<std::shared_ptr<const Recipe>> Table::taken_out(Entry& entry) {
 void Table::remember(const Signature& signature, std::int64_t number, Recipe recipe) {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(number);
-  if (entry == entries_.end()) throw Refused("launcher " + std::to_string(number) + " is forgotten");
+  if (entry == entries_.end())
+    throw Refused("launcher " + std::to_string(number) + " is forgotten");
   recipe.launcher = entry->second.launcher;
   if (recipe.operands.size() != recipe.launcher->operands()) {
     throw Refused(std::to_string(recipe.operands.size()) + " operands are given, wanted " +
@@ -88,7 +89,8 @@ void Table::remember(const Signature& signature, std::int64_t number, Recipe rec
 void Table::use(std::int64_t number, cudaStream_t stream, Workspace workspace) {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(number);
-  if (entry == entries_.end()) throw Refused("launcher " + std::to_string(number) + " is forgotten");
+  if (entry == entries_.end())
+    throw Refused("launcher " + std::to_string(number) + " is forgotten");
   const std::size_t wanted = entry->second.launcher->workspace_bytes();
   if (workspace.bytes < wanted || (wanted > 0 && workspace.address == nullptr)) {
     throw Refused("a workspace of " + std::to_string(workspace.bytes) + " bytes, wanted " +

@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="9a374d5bb05b9d19e2e5376c12c6f1db0ff3623727578315ceb2ec60f320758c",
-        delta="137344cb379abe2a2e8aa1cab36c1f73d9ae2b1baecd994a8754f3a0bda20052",
+        runtime="630023c9ae180b1750c69f3babc23c1360b2e7b32233748dec3f79fff3a4eeff",
+        delta="c689028b12a89b2f36706ed8634d8c01e1a8b3363c140c79bc4ef8790f391ace",
     ),
 }
 CURRENT = max(LABELS)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from . import frontend
+from . import frontend, native
 from .lanes import lane_workspace
+from .native_calls import Shared, Source
 from .notes import Launch, Notes, Run
 from .signature import PLAIN, TENSORS, Form
 from .state import Lane, State
@@ -33,7 +34,16 @@ class Unrepeatable(Exception):
     """Why a call cannot be repeated."""
 
 
-def prepare(state: State, notes: Notes, form: Form, values: tuple[Any, ...], result: Any) -> Call:
+class Prepared(NamedTuple):
+    """How to make a launch again, and what a native launch of it is made of, if there is one."""
+
+    call: Call
+    source: Source | None = None
+
+
+def prepare(
+    state: State, notes: Notes, form: Form, values: tuple[Any, ...], result: Any
+) -> Prepared:
     """The way to repeat the call that ``notes`` are of. Raises :class:`Unrepeatable`.
 
     ``values`` are its arguments, no two of them the same tensor, and ``result`` what it returned.
@@ -54,7 +64,7 @@ def prepare(state: State, notes: Notes, form: Form, values: tuple[Any, ...], res
             if not notes.runs:
                 raise
     if notes.runs:
-        return _runner(seen, notes.runs[0])
+        return Prepared(_runner(seen, notes.runs[0]))
     raise Unrepeatable("nothing that can be launched again")
 
 
@@ -164,6 +174,34 @@ class _Seen:
 
         return workspace
 
+    def source(
+        self,
+        make: Callable[[], tuple[native.Launcher, tuple[int, ...]]],
+        shared: Shared | None = None,
+        graph: Callable[[], Any] | None = None,
+    ) -> Source | None:
+        """Of a native launch."""
+        index = self.state.device.index_of(self.result.device)
+        if self.lane is None or index is None:
+            return None
+        return Source(
+            state=self.state,
+            device_index=index,
+            make=make,
+            given=self.given,
+            size=tuple(self.result.shape),
+            dtype=self.result.dtype,
+            request=(self.lane.part, self.lane_bytes, self.result.device),
+            shared=shared,
+            graph=graph,
+        )
+
+    def argument(self, place: int) -> int:
+        """The argument whose address an operand at ``place`` has; -1 for the output made."""
+        if place < 0:
+            return self.views[-place - 1]
+        return -1 if place == self.out else place
+
     def operands(
         self, places: list[int]
     ) -> Callable[[tuple[Any, ...], torch.Tensor, int], tuple[Any, ...]]:
@@ -182,7 +220,7 @@ class _Seen:
         return operands
 
 
-def _plan(seen: _Seen, launch: Launch) -> Call:
+def _plan(seen: _Seen, launch: Launch) -> Prepared:
     """cuDNN: by address where the frontend lets us, else by its public call; weakly held."""
     if not launch.args or type(launch.args[0]) is not dict or len(launch.args) > 3:
         raise Unrepeatable("a plan called in an unknown way")
@@ -206,7 +244,8 @@ def _plan(seen: _Seen, launch: Launch) -> Call:
         raw = frontend.raw(graph, index[0] if index else None, uids, handle)
     if raw is not None:
         by_address = raw
-        pick = seen.addresses([seen.at(operand) for operand in pack.values()])
+        whose = [seen.at(operand) for operand in pack.values()]
+        pick = seen.addresses(whose)
         made = seen.given is None
 
         def call(values: tuple[Any, ...], addresses: tuple[int, ...], stream: int) -> torch.Tensor:
@@ -219,7 +258,19 @@ def _plan(seen: _Seen, launch: Launch) -> Call:
                 by_address(pick(addresses), space, handle)
             return out
 
-        return call
+        arguments = {uid: seen.argument(place) for uid, place in zip(uids, whose, strict=True)}
+        state, device_index = seen.state, number
+        plan_index = index[0] if index else None
+
+        def make() -> tuple[native.Launcher, tuple[int, ...]]:
+            graph = reference()
+            if graph is None:
+                raise native.NativeRefused("the plan was evicted")
+            plan = native.cudnn(state, device_index, graph, plan_index, handle)
+            return plan.launcher, tuple(arguments[uid] for uid in plan.uids)
+
+        source = seen.source(make, Shared(handle, lock, set_stream), reference)
+        return Prepared(call, source)
     places = [seen.place(operand) for operand in pack.values()]
     if any(not 0 <= place <= seen.out for place in places):
         raise Unrepeatable("a plan with operands that are no arguments")
@@ -238,10 +289,10 @@ def _plan(seen: _Seen, launch: Launch) -> Call:
             getattr(graph, name)(pack, space, *rest, **kwargs)
         return out
 
-    return public
+    return Prepared(public)
 
 
-def _function(seen: _Seen, launch: Launch) -> Call:
+def _function(seen: _Seen, launch: Launch) -> Prepared:
     """A compiled function of the release's, cuBLASLt's above all."""
     if launch.kwargs:
         raise Unrepeatable("a function called in an unknown way")
@@ -256,7 +307,20 @@ def _function(seen: _Seen, launch: Launch) -> Call:
         function(*operands(values, out, stream))
         return out
 
-    return call
+    return Prepared(call, _matmul(seen, launch, places))
+
+
+def _matmul(seen: _Seen, launch: Launch, places: list[int]) -> Source | None:
+    """Of a native launch of a release's function of cuBLASLt. Made at once: it takes no memory of
+    the device, and later the tensors are gone that say what it is."""
+    if launch.name not in native.CUBLASLT:
+        return None
+    try:
+        matmul = native.cublaslt(launch.name, launch.args)
+    except native.NativeRefused:
+        return None
+    made = matmul.launcher, tuple(seen.argument(places[i]) for i in matmul.operands)
+    return seen.source(lambda: made)
 
 
 def _runner(seen: _Seen, run: Run) -> Call:

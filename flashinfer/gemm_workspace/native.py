@@ -59,6 +59,7 @@ class Library:
         self.prepare_cudnn: Callable[..., int] = module.prepare_cudnn
         self.workspace_bytes: Callable[[int], int] = module.workspace_bytes
         self.forget: Callable[[int], bool] = module.forget
+        self.unlearn: Callable[[int], bool] = module.unlearn
         self.counts: Callable[[], Any] = module.counts
         self.has_cublaslt = self.has_cudnn = False
 
@@ -155,6 +156,10 @@ def report() -> dict[str, Any]:
     }
 
 
+# The functions of the release that cublaslt() knows.
+CUBLASLT = ("bmm_fp8", "bmm_fp8_run_with_algo", "mm_bf16_cublaslt_run_with_algo")
+
+
 def cublaslt(name: str, arguments: tuple[Any, ...]) -> Matmul:
     """The launch that the release's compiled function ``name`` made with these arguments.
 
@@ -165,9 +170,9 @@ def cublaslt(name: str, arguments: tuple[Any, ...]) -> Matmul:
     call. Raises :class:`NativeRefused`.
     """
     found = _usable("cuBLASLt")
-    scaled = name in ("bmm_fp8", "bmm_fp8_run_with_algo")
-    if not scaled and name != "mm_bf16_cublaslt_run_with_algo":
+    if name not in CUBLASLT:
         raise NativeRefused(f"{name} is not known here")
+    scaled = name.startswith("bmm_fp8")
     a, b, out, *scales, workspace, handle = arguments[: 7 if scaled else 5]
     chosen = arguments[7 if scaled else 5 :]
     algorithm = b""

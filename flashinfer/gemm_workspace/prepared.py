@@ -22,10 +22,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
+from . import native, torch_internals
 from . import state as _state
-from . import torch_internals
 from .device import CudaDevice
-from .launches import Call, Unrepeatable, prepare
+from .launches import Call, Prepared, Unrepeatable, prepare
+from .native_calls import AFTER, Fast, Source, hand_over
+from .native_calls import Call as NativeCall
 from .notes import Notes, noted
 from .signature import Form, form, refusal
 from .state import State
@@ -51,10 +53,13 @@ _raw_stream = torch_internals.raw_stream
 class _Known:
     """A signature: its launch, or why there is none."""
 
-    __slots__ = ("call", "gone", "hits", "index", "key", "tuning")
+    __slots__ = ("call", "gone", "hits", "index", "key", "native", "source", "tuning")
 
-    def __init__(self, key: Hashable, index: int, tuning: Tuning, call: Call | None) -> None:
-        self.key, self.index, self.tuning, self.call = key, index, tuning, call
+    def __init__(self, key: Hashable, index: int, tuning: Tuning, made: Prepared | None) -> None:
+        self.key, self.index, self.tuning = key, index, tuning
+        self.call: Call | None = None if made is None else made.call
+        self.source: Source | None = None if made is None else made.source
+        self.native: NativeCall | None = None
         self.gone = False
         self.hits = 0  # of threads that count at once one may be lost
 
@@ -124,6 +129,8 @@ class _Memory:
         """Forget one signature, whose launch failed."""
         with self.lock:
             self.failures += 1
+            if known.native is not None:
+                known.native.close()
             if self.table.get(known.key) is known:
                 self._let_go(known.key)
 
@@ -152,6 +159,26 @@ class _Memory:
             if quick is not None:
                 self.quick[brief] = quick
         return key, known
+
+    def hand_over(
+        self, op: _Op, way: Hashable, form: Form, known: _Known, values: tuple[Any, ...]
+    ) -> None:
+        """Let the native library launch calls of this signature from now on."""
+        generation = self.generation
+        with self.lock:
+            source, known.source = known.source, None  # one thread, once
+            found = native.library()
+            if source is None or found is None or self.generation != generation:
+                return
+            fast = op.fast.get(way)
+            if fast is None or fast[0] is not self or fast[1] != generation:
+                made = Fast(found, form)
+                fast = op.fast[way] = (self, generation, made.run, made, known.tuning)
+        try:
+            known.native = hand_over(fast[3], source, values)
+        except Exception as error:
+            # Whatever it is: the call that was just made is good, and so is the Python way.
+            self.refusals[f"native: {error}"] += 1
 
     def forget(self) -> None:
         """Forget everything. A call that is being learnt now will not be remembered."""
@@ -214,7 +241,8 @@ def report() -> dict[str, Any]:
     (counted without a lock: threads that count at once may lose one); ``misses``: calls that
     were watched; ``forgotten``: signatures dropped since something changed or the table was
     full; ``failures``: remembered launches that failed or whose plan was gone, after which the
-    release's path ran; ``refused``: by reason, watched calls that cannot be repeated.
+    release's path ran; ``refused``: by reason, watched calls that cannot be repeated, and launches
+    that cannot be native; ``native``: see :func:`.native.report`, its launches are no hits.
     """
     memory = _current_memory()
     known = list(memory.table.values())
@@ -226,6 +254,7 @@ def report() -> dict[str, Any]:
         "forgotten": memory.forgotten,
         "failures": memory.failures,
         "refused": dict(memory.refusals),
+        "native": native.report(),
     }
 
 
@@ -244,6 +273,8 @@ class _Op:
         self.tensors = frozenset(p.name for p in parameters if "Tensor" in str(p.annotation))
         # By the number of positional arguments and the names of the others, in their order.
         self.forms: dict[Hashable, Form | None] = {}
+        # By the same: whose memory and of which generation, how to call natively, and the tuning.
+        self.fast: dict[Hashable, tuple[_Memory, int, Callable[..., Any], Fast, Tuning]] = {}
 
     def form(self, count: int, keywords: tuple[str, ...]) -> Form | None:
         """The form of such a call; ``None`` for a wrong one, and for one too many."""
@@ -347,7 +378,7 @@ def prepared_launches(release: F) -> F:
     if _logs_calls() or "AutoTuner" not in original.__globals__:
         return release
     op = _Op(release, original)
-    forms = op.forms
+    forms, fasts = op.forms, op.fast
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # First of all: Dynamo, which follows this code, then sees the release's function alone.
@@ -358,13 +389,32 @@ def prepared_launches(release: F) -> F:
             memory = _current_memory()
         if not memory.enabled or _modes_active() or _functions_active():
             return release(*args, **kwargs)
+        way = (len(args), *kwargs) if kwargs else len(args)
+        values = (*args, *kwargs.values()) if kwargs else args
+        fast = fasts.get(way)
+        if (
+            fast is not None
+            and fast[0] is memory
+            and fast[1] == memory.generation
+            and fast[4].steady()
+        ):
+            try:
+                result = fast[2](*values)
+            except TypeError:  # an argument that is no key; the release says what is wrong
+                pass
+            except Exception:
+                # The launch failed: the Python way, which fails as well or not.
+                fasts.pop(way, None)
+                memory.failures += 1
+            else:
+                if result is not None:
+                    return result
         try:
-            form = forms[(len(args), *kwargs) if kwargs else len(args)]
+            form = forms[way]
         except KeyError:
             form = op.form(len(args), tuple(kwargs))
         if form is None:
             return release(*args, **kwargs)
-        values = (*args, *kwargs.values()) if kwargs else args
         try:
             brief, unaligned, addresses = form.brief(*values)
             quick = memory.quick.get(brief)
@@ -397,6 +447,10 @@ def prepared_launches(release: F) -> F:
             memory.drop(known)
         else:
             known.hits += 1
+            if known.native is not None:
+                known.native.use(stream)
+            elif known.hits >= AFTER and known.source is not None:
+                memory.hand_over(op, way, form, known, values)
             return result
         return release(*args, **kwargs)
 

@@ -294,3 +294,67 @@ def test_threads_on_streams_of_their_own(backend: str) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+OPS = [
+    ("bmm_fp8", "cudnn"),
+    ("bmm_fp8", "cublas"),
+    ("bmm_fp8", "auto"),
+    ("mm_bf16", "cudnn"),
+    ("mm_bf16", "cublaslt"),
+    ("bmm_bf16", "cudnn"),
+]
+
+
+def public(op: str, backend: str, out: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+    """A call of a public op, with an output given or not."""
+    torch.manual_seed(1)
+    a, b = (torch.randn(2, rows, 512, device=DEVICE) * 0.5 for rows in (16, 256))
+    if op == "bmm_fp8":
+        fp8 = torch.float8_e4m3fn
+        left, right = a.to(fp8), b.to(fp8).transpose(-2, -1)
+        scales = [torch.full((1,), factor, device=DEVICE) for factor in (0.5, 2.0)]
+        return lambda: flashinfer.bmm_fp8(
+            left, right, *scales, torch.bfloat16, out=out, backend=backend
+        )
+    left, right = a.bfloat16(), b.bfloat16().transpose(-2, -1)
+    if op == "bmm_bf16":
+        return lambda: flashinfer.bmm_bf16(left, right, out=out, backend=backend)
+    return lambda: flashinfer.mm_bf16(left[0], right[0], out=out, backend=backend)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(("op", "backend"), OPS)
+def test_public_ops_are_handed_over(op: str, backend: str, given: bool) -> None:
+    """The bits of the release's own path, eagerly, under capture, and after the plans are gone."""
+    prepared = pytest.importorskip("flashinfer.gemm_workspace.prepared")
+    from flashinfer.gemm import gemm_base
+    from flashinfer.gemm_workspace.native_calls import AFTER
+
+    prepared.forget()
+    want = public(op, backend, None)().clone()  # watched, by the release's path
+    out = torch.empty_like(want) if given else None
+    call = public(op, backend, out)
+    for _ in range(AFTER + 4):
+        call()
+    before, refused = native.report()["launches"], prepared.report()["refused"]
+    for _ in range(20):
+        if out is not None:
+            out.fill_(torch.nan)
+        result = call()
+        assert (result is out) == given
+        assert torch.equal(result.view(torch.int16), want.view(torch.int16))
+    assert native.report()["launches"] == before + 20, refused
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    assert native.report()["launches"] == before + 20
+    captured.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured.view(torch.int16), want.view(torch.int16))
+    gemm_base.clear_cudnn_graph_cache()
+    gc.collect()
+    result = call()
+    torch.cuda.synchronize()
+    assert torch.equal(result.view(torch.int16), want.view(torch.int16))

@@ -13,15 +13,15 @@
     }                                                                                 \
   } while (false)
 
-#define CHECK_EQUAL(left, right)                                                              \
-  do {                                                                                        \
-    const auto left_ = (left);                                                                \
-    const auto right_ = (right);                                                              \
-    if (!(left_ == right_)) {                                                                 \
+#define CHECK_EQUAL(left, right)                                                               \
+  do {                                                                                         \
+    const auto left_ = (left);                                                                 \
+    const auto right_ = (right);                                                               \
+    if (!(left_ == right_)) {                                                                  \
       std::cerr << __FILE__ << ":" << __LINE__ << ": " << #left << " is " << left_ << ", not " \
-                << right_ << "\n";                                                            \
-      std::exit(1);                                                                           \
-    }                                                                                         \
+                << right_ << "\n";                                                             \
+      std::exit(1);                                                                            \
+    }                                                                                          \
   } while (false)
 
 // That `call` throws `Error` with `part` in its message.

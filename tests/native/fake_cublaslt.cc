@@ -32,6 +32,11 @@ void count(Made* made, int by) {
 
 extern "C" {
 
+// For tests in Python.
+FAKE void fake_cublas_status(int status) {
+  fakes::cublas().status = static_cast<cublasStatus_t>(status);
+}
+
 FAKE cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t,
                                              cudaDataType_t) {
   auto* made = new Desc();
@@ -130,12 +135,12 @@ FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t
   auto& cublas = fakes::cublas();
   const std::lock_guard lock(cublas.mutex);
   if (cublas.status != CUBLAS_STATUS_SUCCESS) return cublas.status;
-  cublas.matmuls.push_back({handle, as_desc(desc)->attributes, *as_layout(a_desc),
-                            *as_layout(b_desc), *as_layout(d_desc), a, b, c, d,
-                            *static_cast<const float*>(alpha), *static_cast<const float*>(beta),
-                            std::string(reinterpret_cast<const char*>(algorithm),
-                                        sizeof(*algorithm)),
-                            workspace, workspace_bytes, stream});
+  cublas.matmuls.push_back(
+      {handle, as_desc(desc)->attributes, *as_layout(a_desc), *as_layout(b_desc),
+       *as_layout(d_desc), a, b, c, d, *static_cast<const float*>(alpha),
+       *static_cast<const float*>(beta),
+       std::string(reinterpret_cast<const char*>(algorithm), sizeof(*algorithm)), workspace,
+       workspace_bytes, stream});
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -9,6 +9,13 @@ Runtime& runtime() {
 
 extern "C" {
 
+// For tests in Python.
+FAKE void fake_capturing(void* stream) {
+  fakes::runtime().capturing = static_cast<cudaStream_t>(stream);
+}
+
+FAKE void fake_device(int device) { fakes::runtime().device = device; }
+
 FAKE cudaError_t cudaGetDevice(int* device) {
   *device = fakes::runtime().device;
   return cudaSuccess;
@@ -17,7 +24,14 @@ FAKE cudaError_t cudaGetDevice(int* device) {
 FAKE cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = stream == fakes::runtime().capturing ? cudaStreamCaptureStatusActive
                                                  : cudaStreamCaptureStatusNone;
+  if (fakes::runtime().error != cudaSuccess) fakes::runtime().last_error = fakes::runtime().error;
   return fakes::runtime().error;
+}
+
+FAKE cudaError_t cudaGetLastError() {
+  const cudaError_t error = fakes::runtime().last_error;
+  fakes::runtime().last_error = cudaSuccess;
+  return error;
 }
 
 }  // extern "C"

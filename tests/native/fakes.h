@@ -19,7 +19,8 @@ namespace fakes {
 struct Runtime {
   int device = 0;
   cudaStream_t capturing = reinterpret_cast<cudaStream_t>(-1);
-  cudaError_t error = cudaSuccess;
+  cudaError_t error = cudaSuccess;       // of asking whether a stream captures
+  cudaError_t last_error = cudaSuccess;  // that nobody has fetched
 };
 
 struct Matmul {
@@ -44,10 +45,10 @@ struct Matmul {
 struct Cublas {
   std::mutex mutex;
   std::vector<Matmul> matmuls;
-  int live = 0;                        // descriptors that were made and not destroyed
-  std::uint64_t limit = 0;             // of the last preference, bytes
-  int heuristics = 0;                  // how often the heuristic was asked
-  int algorithms = 1;                  // how many it names
+  int live = 0;                                   // descriptors that were made and not destroyed
+  std::uint64_t limit = 0;                        // of the last preference, bytes
+  int heuristics = 0;                             // how often the heuristic was asked
+  int algorithms = 1;                             // how many it names
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;  // of the next matmuls
 };
 

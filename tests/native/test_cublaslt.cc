@@ -88,9 +88,9 @@ void heuristic() {
 
 void unscaled() {
   const CublasLt library(13);
-  CublasLtMatmul matmul(
-      library, kHandle,
-      {CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, 1, 48, 16, 32, nullptr, nullptr}, 64, std::nullopt);
+  CublasLtMatmul matmul(library, kHandle,
+                        {CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, 1, 48, 16, 32, nullptr, nullptr}, 64,
+                        std::nullopt);
   CHECK_EQUAL(matmul.operands(), 3U);
   void* const addresses[] = {at(1), at(2), at(3)};
   matmul.launch(addresses, {at(6), 64}, kStream);

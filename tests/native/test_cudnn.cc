@@ -1,6 +1,6 @@
 // What reaches cuDNN, and what is refused. With the argument "refused": another cuDNN is loaded.
-#include <cudnn_frontend/thirdparty/nlohmann/json.hpp>
 #include <cstring>
+#include <cudnn_frontend/thirdparty/nlohmann/json.hpp>
 
 #include "check.h"
 #include "cudnn_plan.h"

@@ -213,3 +213,90 @@ def test_a_child_has_none() -> None:
         "cudnn",
     )
     assert out == "None\n"
+
+
+def test_any_order_of_calls_does_what_a_plain_model_does() -> None:
+    """Launchers are made, remembered, given workspaces, unlearnt and forgotten in any order; each
+    call comes to what a dict of signatures says."""
+    run(
+        """
+        import hypothesis
+        from hypothesis import strategies as st
+
+        KNOWN = native.library()
+        A2, OUT2 = A[:2], OUT[:2]
+        TENSORS = (A, B, SA, SB, OUT), (A2, B[:2], SA, SB, OUT2)
+        MADE = st.integers(0, 3)
+        steps = st.lists(st.one_of(
+            st.tuples(st.just("make")),
+            st.tuples(st.just("remember"), MADE, st.integers(0, 2), st.integers(0, 1)),
+            st.tuples(st.just("use"), MADE),
+            st.tuples(st.just("unlearn"), MADE),
+            st.tuples(st.just("forget"), MADE),
+            st.tuples(st.just("call"), st.integers(0, 2), st.integers(0, 1)),
+            st.tuples(st.just("capture"), st.booleans()),
+        ), max_size=40)
+
+        base = [0]
+
+        @hypothesis.settings(max_examples=300, deadline=None, database=None)
+        @hypothesis.given(steps)
+        def check(steps):
+            base[0] += 10  # variants of this example alone
+            made, alive, known, given, capturing = [], set(), {}, set(), False
+            launches = KNOWN.counts()[2]
+            for what, *how in steps:
+                if what == "make":
+                    made.append(KNOWN.prepare_cublaslt(
+                        1, B.dtype, A.dtype, OUT.dtype, 1, 48, 16, 32, 5, 5, 64, b""))
+                    alive.add(made[-1])
+                elif what == "capture":
+                    (capturing,) = how
+                    loaded["cudart"].fake_capturing(ctypes.c_void_p(0 if capturing else -1))
+                elif what == "call":
+                    variant, tensors = how
+                    number = known.get((variant, tensors))
+                    expected = (
+                        1 if number is None else 3 if capturing else
+                        4 if number not in given else None
+                    )
+                    launches += expected is None
+                    assert KNOWN.call(base[0] + variant, *TENSORS[tensors]) == expected
+                elif how[0] >= len(made):
+                    continue
+                else:
+                    number = made[how[0]]
+                    was_alive = number in alive
+                    try:
+                        if what == "remember":
+                            _, variant, tensors = how
+                            KNOWN.remember(
+                                number, base[0] + variant, (1, 0, 4, 2, 3), None, None,
+                                *TENSORS[tensors])
+                            done, known[variant, tensors] = True, number
+                        elif what == "use":
+                            KNOWN.use_workspace(number, 0, SPACE.data_ptr(), 64)
+                            done = True
+                            given.add(number)
+                        else:
+                            done = getattr(KNOWN, what)(number)
+                            if what == "forget":
+                                alive.discard(number)
+                                given.discard(number)
+                            known = {k: n for k, n in known.items() if n != number}
+                    except RuntimeError as error:
+                        assert "is forgotten" in str(error)
+                        done = False
+                        known = {k: n for k, n in known.items() if n != number}
+                    assert bool(done) == was_alive
+                assert tuple(KNOWN.counts()) == (len(alive), len(known), launches)
+            for number in alive:
+                KNOWN.forget(number)
+            loaded["cudart"].fake_capturing(ctypes.c_void_p(-1))
+
+        check()
+        """,
+        "cudart",
+        "cublaslt",
+        "cudnn",
+    )

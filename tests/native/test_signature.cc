@@ -30,8 +30,11 @@ int main() {
   FakeTensor moved(0x90000, {2, 3}, {3, 1});
   CHECK(same(first, of({moved.argument(), b.argument()})));
 
-  std::vector<Signature> all{first, of({a.argument(), b.argument()}, 8), of({a.argument()}),
-                             of({b.argument(), a.argument()}), of({}),
+  std::vector<Signature> all{first,
+                             of({a.argument(), b.argument()}, 8),
+                             of({a.argument()}),
+                             of({b.argument(), a.argument()}),
+                             of({}),
                              of({a.argument(), b.argument(), none()}),
                              of({none(), a.argument(), b.argument()}),
                              of({a.argument(), none(), b.argument()})};

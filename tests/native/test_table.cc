@@ -1,7 +1,5 @@
 // Which launch a call makes, on which stream and workspace; when none; and threads that call,
 // remember and forget at once.
-#include "table.h"
-
 #include <tvm/ffi/extra/c_env_api.h>
 
 #include <random>
@@ -11,6 +9,7 @@
 #include "check.h"
 #include "errors.h"
 #include "fakes.h"
+#include "table.h"
 #include "tensors.h"
 
 using namespace gemm_workspace;
@@ -107,6 +106,7 @@ void outcomes(const Cudart& runtime) {
   CHECK(call.make(table) == Outcome::kLaunched);
   fakes::runtime().error = cudaErrorStreamCaptureImplicit;
   CHECK(call.make(table) == Outcome::kCapturing);
+  CHECK_EQUAL(fakes::runtime().last_error, cudaSuccess);
   fakes::runtime() = {};
   fakes::runtime().device = 1;
   CHECK(call.make(table) == Outcome::kOtherDevice);
