@@ -30,6 +30,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,11 @@ def parse(text: str) -> tuple[str, str, dict[str, str]]:
     return name, folder, dict(each.split("=", 1) for each in variables)
 
 
+def _write(report: dict[str, Any], output: Path | None) -> None:
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("variants", nargs="*", metavar="NAME=FOLDER[,VARIABLE=VALUE]")
@@ -458,7 +464,10 @@ def main() -> None:
     variants = [("torch", "", {}), *(parse(text) for text in options.variants)]
     processes = [Process(*variant) for variant in variants]
     taken: dict[str, dict[str, list[int]]] = {process.name: {} for process in processes}
-    prepared = {process.name: process.ask("prepare") for process in processes}
+    # At once: it compiles, and nothing is measured yet.
+    with ThreadPoolExecutor(len(processes)) as pool:
+        answers = pool.map(lambda process: process.ask("prepare"), processes)
+        prepared = {process.name: each for process, each in zip(processes, answers, strict=True)}
     for number in range(options.rounds):
         for process in processes:
             for case in prepared[process.name]["cases"]:
@@ -478,20 +487,21 @@ def main() -> None:
         "ratios": list(ratios(figures)),
         "first_call_ms": {name: each["first_call_ms"] for name, each in prepared.items()},
     }
+    print(table(report), file=sys.stderr, flush=True)
     others = [process for process in processes if process.name != "torch"]
-    report["new_signatures_us"] = {
-        each.name: each.ask("new_signatures", needed=False) for each in others
-    }
-    report["memory"] = {each.name: each.ask("memory", needed=False) for each in others}
-    report["pieces_us"] = {each.name: each.ask("pieces", needed=False) for each in others}
+    for name, question in (
+        ("memory", "memory"),
+        ("pieces_us", "pieces"),
+        ("new_signatures_us", "new_signatures"),
+    ):
+        # Kept step by step: the figures above have taken minutes.
+        _write(report, options.output)
+        report[name] = {each.name: each.ask(question, needed=False) for each in others}
     for process in processes:
         process.end()
-    print(table(report), file=sys.stderr)
-    text = json.dumps(report, indent=1) + "\n"
     if options.output is None:
-        print(text, end="")
-    else:
-        options.output.write_text(text)
+        print(json.dumps(report, indent=1))
+    _write(report, options.output)
 
 
 if __name__ == "__main__":

@@ -222,11 +222,13 @@ def test_ten_thousand_calls_leak_nothing() -> None:
     for _ in range(10):
         thousand()
     gc.collect()
-    assert torch.cuda.mem_get_info()[0] == before
+    # Of the whole device: a process beside this one may take some, but not for each call.
+    assert before - torch.cuda.mem_get_info()[0] < 256 << 20
     assert resident() - host < 4 << 20  # a descriptor a call would be at least this much
 
 
 def test_launchers_that_nobody_has_are_forgotten() -> None:
+    gc.collect()  # those of the tests before
     native.collect()
     before = native.report()
     gemm = Gemm((1, 16, 512, 1024), "cublas")
