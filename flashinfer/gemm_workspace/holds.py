@@ -40,12 +40,21 @@ def hold_plan(state: State, capture: Capture, plan: object) -> None:
     if hold is not None and id(plan) in hold.plans:
         return
     with state.lock:
-        _hold_of(state, capture).plans[id(plan)] = plan
+        plans = _hold_of(state, capture).plans
+        if id(plan) in plans:
+            return
+        plans[id(plan)] = plan
+        state.held[id(plan)] += 1
+    state.plan_held(id(plan))
 
 
 def keep_plan(state: State, plan: object, reason: object) -> None:
     """Keep ``plan`` for the life of the process: its graph cannot be known."""
-    state.kept_plans.setdefault(id(plan), plan)
+    with state.lock:
+        if id(plan) not in state.kept_plans:
+            state.kept_plans[id(plan)] = plan
+            state.held[id(plan)] += 1
+    state.plan_held(id(plan))
     _say_kept(state, reason)
 
 
@@ -92,8 +101,13 @@ def sweep(state: State, everything: bool) -> None:
             if not lane.users and (lane.captured or lane.stream_gone):
                 retire(state, lane, dirty=not lane.captured)
         state.garbage.extend(hold.plans.values())
-        # Last: an interrupt (KeyboardInterrupt) before leaves it to be done again.
+        # Only now: an interrupt (KeyboardInterrupt) before leaves it to be done again. One after
+        # leaves a count too high, which costs its plan's eager calls time and nothing else.
         del state.holds[capture]
+        state.held.subtract(hold.plans.keys())
+        for plan in hold.plans:
+            if state.held[plan] <= 0:
+                del state.held[plan]
 
 
 def retire(state: State, lane: Lane, dirty: bool = False) -> None:

@@ -39,6 +39,7 @@ class Prepared(NamedTuple):
 
     call: Call
     source: Source | None = None
+    plan: int | None = None  # id of cuDNN's plan, if that is what is launched
 
 
 def prepare(
@@ -270,7 +271,7 @@ def _plan(seen: _Seen, launch: Launch) -> Prepared:
             return plan.launcher, tuple(arguments[uid] for uid in plan.uids)
 
         source = seen.source(make, Shared(handle, lock, set_stream), reference)
-        return Prepared(call, source)
+        return Prepared(call, source, id(graph))
     places = [seen.place(operand) for operand in pack.values()]
     if any(not 0 <= place <= seen.out for place in places):
         raise Unrepeatable("a plan with operands that are no arguments")
@@ -289,7 +290,7 @@ def _plan(seen: _Seen, launch: Launch) -> Prepared:
             getattr(graph, name)(pack, space, *rest, **kwargs)
         return out
 
-    return Prepared(public)
+    return Prepared(public, plan=id(launch.owner))
 
 
 def _function(seen: _Seen, launch: Launch) -> Prepared:

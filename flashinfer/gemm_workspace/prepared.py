@@ -53,12 +53,13 @@ _raw_stream = torch_internals.raw_stream
 class _Known:
     """A signature: its launch, or why there is none."""
 
-    __slots__ = ("call", "gone", "hits", "index", "key", "native", "source", "tuning")
+    __slots__ = ("call", "gone", "hits", "index", "key", "native", "plan", "source", "tuning")
 
     def __init__(self, key: Hashable, index: int, tuning: Tuning, made: Prepared | None) -> None:
         self.key, self.index, self.tuning = key, index, tuning
         self.call: Call | None = None if made is None else made.call
         self.source: Source | None = None if made is None else made.source
+        self.plan: int | None = None if made is None else made.plan
         self.native: NativeCall | None = None
         self.gone = False
         self.hits = 0  # of threads that count at once one may be lost
@@ -93,6 +94,8 @@ class _Memory:
         # By key, oldest first; and by brief key, those that can be told quickly.
         self.table: dict[Hashable, _Known] = {}
         self.quick: dict[Hashable, _Quick] = {}
+        self.by_plan: dict[int, list[_Known]] = {}
+        state.plan_held = self.plan_held
         self.generation = 0
         self.lock = threading.Lock()
         self.hits = 0  # of signatures that are forgotten
@@ -122,8 +125,26 @@ class _Memory:
                 self.quick = {}
             table = self.table
             table[known.key] = known
+            if known.plan is not None:
+                self.by_plan.setdefault(known.plan, []).append(known)
             if self.generation != generation:
                 table.pop(known.key, None)
+        if known.plan is not None and known.plan in self.state.held:
+            self.plan_held(known.plan)  # since this call began
+
+    def plan_held(self, plan: int) -> None:
+        """A live graph holds the plan with this id: forget its signatures, until none does.
+
+        A plan that is held lives, whether the release's cache has it or not. An eager call that
+        found it here would leave that cache as it is, and the capture after it, which looks there
+        alone, would be refused although the shape was just called.
+        """
+        with self.lock:
+            for known in self.by_plan.pop(plan, ()):
+                if known.native is not None:
+                    known.native.close()
+                if self.table.get(known.key) is known:
+                    self._let_go(known.key)
 
     def drop(self, known: _Known) -> None:
         """Forget one signature, whose launch failed."""
@@ -137,6 +158,10 @@ class _Memory:
     def _let_go(self, key: Hashable) -> None:
         known = self.table.pop(key)
         known.gone = True
+        if known.plan is not None:
+            others = [each for each in self.by_plan.pop(known.plan, ()) if each is not known]
+            if others:
+                self.by_plan[known.plan] = others
         self.hits += known.hits
         self.forgotten += 1
 
@@ -186,6 +211,7 @@ class _Memory:
         # adds looks at the generation after it has added.
         self.generation += 1
         self.quick = {}
+        self.by_plan = {}
         table, self.table = self.table, {}
         self.hits += sum(known.hits for known in list(table.values()))
         self.forgotten += len(table)
@@ -328,7 +354,9 @@ class _Op:
             made = prepare(memory.state, notes, form, told_apart, result)
         except Unrepeatable as error:
             memory.refusals[str(error)] += 1
-        if notes.spoilt is None:  # else it may go better the next time
+        if made is not None and made.plan in memory.state.held:
+            memory.refusals["a plan that a live graph holds"] += 1
+        elif notes.spoilt is None:  # else it may go better the next time
             memory.add(_Known(key, index, tuning, made), generation)
         return result
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -120,6 +120,9 @@ class State:
     rounds: Iterator[int] = field(default_factory=lambda: iter(()))
     # What released holds held, to be dropped outside any capture.
     garbage: list[object] = field(default_factory=list)
+    # By id of a plan, how many of the above hold it; and who is told when one begins to.
+    held: Counter[int] = field(default_factory=Counter)
+    plan_held: Callable[[int], None] = lambda plan: None  # noqa: ARG005
     # Plans executed under captures that nothing could be tied to, by id.
     kept_plans: dict[int, object] = field(default_factory=dict)
     # Plans that were built, weakly: those that no capture has begun since, and the rest; and the

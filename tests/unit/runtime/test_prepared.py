@@ -17,7 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashinfer.gemm_workspace import prepared
+from flashinfer.gemm_workspace import collect, prepared
+from flashinfer.gemm_workspace.holds import hold_plan, keep_plan
 from flashinfer.gemm_workspace.state import State, use_device
 
 from .fake_device import FakeDevice
@@ -145,6 +146,51 @@ def test_an_evicted_plan_is_forgotten(release: Release) -> None:
     release.op(a, b)
     assert (hits(), prepared.report()["failures"]) == (before, 1)
     learnt(release, a, b)
+
+
+def test_a_plan_that_a_live_graph_holds(device: FakeDevice, state: State, release: Release) -> None:
+    """Its eager calls take the release's path: the release's cache may have evicted it, and a
+    capture looks there alone."""
+    a, b = operands()
+    learnt(release, a, b)
+    plan = release.plan(a.shape, -1)
+    with device.capturing(capture=7):
+        hold_plan(state, state.device.capture(0, 3), plan)
+    assert prepared.report()["remembered"] == 0
+    release.plan.cache_clear()
+    released(release, lambda: release.op(a, b), 1)
+    again = release.plan(a.shape, -1)
+    assert again is not plan  # built anew, and in the cache, as without prepared launches
+    with device.capturing(capture=8):
+        hold_plan(state, state.device.capture(0, 3), again)
+    released(release, lambda: release.op(a, b))
+    assert prepared.report()["refused"]["a plan that a live graph holds"] == 2
+    device.destroy_graph(7)
+    device.destroy_graph(8)
+    collect()
+    assert not state.held
+    learnt(release, a, b)
+
+
+def test_a_plan_that_is_kept_for_the_process(state: State, release: Release) -> None:
+    a, b = operands()
+    learnt(release, a, b)
+    keep_plan(state, release.plan(a.shape, -1), "no driver")
+    released(release, lambda: release.op(a, b))
+
+
+def test_other_plans_stay_when_one_is_held(
+    device: FakeDevice, state: State, release: Release
+) -> None:
+    a, b = operands()
+    other, _ = operands(8)
+    learnt(release, a, b)
+    learnt(release, other, b)
+    with device.capturing(capture=7):
+        hold_plan(state, state.device.capture(0, 3), release.plan(a.shape, -1))
+    before = hits()
+    release.op(other, b)
+    assert hits() == before + 1
 
 
 # What is asked at each call. ----------------------------------------------------------------------
