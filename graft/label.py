@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="630023c9ae180b1750c69f3babc23c1360b2e7b32233748dec3f79fff3a4eeff",
-        delta="c689028b12a89b2f36706ed8634d8c01e1a8b3363c140c79bc4ef8790f391ace",
+        runtime="3e773536e9ea4dd1913677c82c968d408a7a7908a81e1b431f8f835479e943de",
+        delta="d4fbde132ebdfc873d9d9b48fb0b786e8de1793f67dca30be2b31000d76ea7ab",
     ),
 }
 CURRENT = max(LABELS)

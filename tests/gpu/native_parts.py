@@ -9,7 +9,7 @@ import torch
 from gemms import DEVICE, Gemm
 
 import flashinfer.gemm_workspace as workspace
-from flashinfer.gemm_workspace import native
+from flashinfer.gemm_workspace import native, prepared
 from flashinfer.gemm_workspace import state as _state
 
 # The length of the lane that bmm_fp8 is handed on releases without it in the tuner's key.
@@ -53,6 +53,7 @@ def executions() -> Any:
 def execution(gemm: Gemm) -> Execution:
     """The one that ``gemm`` makes."""
     gemm()
+    prepared.forget()  # or it would be served from memory, where nobody sees it
     with executions() as made:
         gemm()
     (one,) = made

@@ -210,42 +210,40 @@ def test_ten_thousand_calls_leak_nothing() -> None:
     plan = parts.plan(made)
     launch = plan_launch(made, plan)
 
-    def thousand() -> None:
-        for _ in range(1_000):
+    def calls() -> tuple[int, int]:
+        """Bytes of the device and of the host that 2,000 calls of each took."""
+        device, host = torch.cuda.mem_get_info()[0], resident()
+        for _ in range(2_000):
             assert call(gemm, variant) is None
             launch()
         torch.cuda.synchronize()
+        gc.collect()
+        return device - torch.cuda.mem_get_info()[0], resident() - host
 
-    thousand()
-    gc.collect()
-    before, host = torch.cuda.mem_get_info()[0], resident()
-    for _ in range(10):
-        thousand()
-    gc.collect()
-    # Of the whole device: a process beside this one may take some, but not for each call.
-    assert before - torch.cuda.mem_get_info()[0] < 256 << 20
-    assert resident() - host < 4 << 20  # a descriptor a call would be at least this much
+    calls()
+    taken = [calls() for _ in range(5)]
+    # Another process may use the device at the same time; a leak is in every window.
+    assert min(device for device, _ in taken) <= 0, taken
+    assert min(host for _, host in taken) < 256 << 10, taken  # 64 bytes a call
 
 
 def test_launchers_that_nobody_has_are_forgotten() -> None:
-    gc.collect()  # those of the tests before
-    native.collect()
-    before = native.report()
     gemm = Gemm((1, 16, 512, 1024), "cublas")
     matmul, variant = matmul_call(gemm)
     made = parts.execution(Gemm((1, 16, 512, 1024), "cudnn"))
     plan = parts.plan(made)
-    assert native.report()["launchers"] == before["launchers"] + 2
+    numbers = matmul.launcher.number, plan.launcher.number
     del matmul, plan
     gc.collect()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # a plan's end must not run in a capture
         native.collect()
         gemm.out.zero_()
-    assert native.report()["launchers"] == before["launchers"] + 2
+    assert [library().workspace_bytes(number) > 0 for number in numbers] == [True, True]
     native.collect()
-    after = native.report()
-    assert (after["launchers"], after["plan_bytes"]) == (before["launchers"], before["plan_bytes"])
+    for number in numbers:
+        with pytest.raises(RuntimeError, match="is forgotten"):
+            library().workspace_bytes(number)
     assert call(gemm, variant) == UNKNOWN
 
 
