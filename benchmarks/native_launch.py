@@ -15,6 +15,8 @@ The ways: ``torch``: ``torch._scaled_mm``. ``release``: the public op. ``execute
 native library, by number, addresses and stream, as integers. ``call``: the native library, by
 tensors: it reads the signature, finds launch and workspace, and for ``call, made`` makes the
 output. With cuDNN, ``launch`` and ``call`` are timed with the lock and the stream of its handle.
+``vendor``: the same launches from C++, timed there: what cuBLASLt or cuDNN and the driver take, and
+what no caller can save.
 """
 
 from __future__ import annotations
@@ -53,6 +55,19 @@ def timed(call: Callable[[], object]) -> dict[str, float]:
             start = clock()
             call()
             took.append(clock() - start)
+    torch.cuda.synchronize()
+    took.sort()
+    at = {"median": statistics.median(took), "p99": took[len(took) * 99 // 100]}
+    return {name: round(value / 1e3, 2) for name, value in at.items()}
+
+
+def vendor(*launch: int) -> dict[str, float]:
+    """Microseconds a launch, made and timed in C++."""
+    library, took = native.library(), list[int]()
+    assert library is not None
+    for _ in range(CALLS // BETWEEN):
+        torch.cuda.synchronize()
+        took += library.timed(BETWEEN, *launch)
     torch.cuda.synchronize()
     took.sort()
     at = {"median": statistics.median(took), "p99": took[len(took) * 99 // 100]}
@@ -135,6 +150,7 @@ def cudnn(gemm: Gemm, variant: int) -> dict[str, Any]:
     found["us"]["launch, no lock, no stream"] = timed(
         lambda: launch(number, 0, address, length, *at)
     )
+    found["us"]["vendor"] = vendor(number, 0, address, length, *at)
     # Places among (a, b, scale, scale, out), by identity and, of the two scales, by order.
     scales = iter((2, 3))
     place = {gemm.a.data_ptr(): 0, gemm.b.data_ptr(): 1, gemm.out.data_ptr(): 4}
@@ -201,6 +217,7 @@ def cublas(gemm: Gemm, variant: int) -> dict[str, Any]:
         gemm, want, lambda: launch(number, raw(0), address, length, *at)
     )
     found["us"]["launch"] = timed(lambda: launch(number, raw(0), address, length, *at))
+    found["us"]["vendor"] = vendor(number, raw(0), address, length, *at)
     # The arguments are (a, b, out, scale, scale), the call's (a, b, scale, scale, out).
     operands = tuple((0, 1, 4, 2, 3)[place] for place in matmul.operands)
     given, new = remembered(matmul.launcher, operands, gemm, variant)

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -192,28 +193,54 @@ void remember(const TVMFFIAny* given, int count) {
   table().remember(signature, views[0].cast<std::int64_t>(), std::move(recipe));
 }
 
-// launch(launcher, stream, workspace, workspace bytes, addresses...), all of them integers.
-void launch(const TVMFFIAny* given, int count) {
-  constexpr int kFirst = 4;
+// What launch() and its like are given, checked.
+struct ByAddress {
+  ByAddress(const TVMFFIAny* given, int count) {
+    constexpr int kFirst = 4;
+    if (count < kFirst || count > kFirst + kMostTensors) {
+      throw Refused("launch() of so many operands");
+    }
+    for (int i = 0; i < count; ++i) {
+      if (given[i].type_index != kTVMFFIInt) throw Refused("launch() takes integers only");
+      if (i >= kFirst) addresses[i - kFirst] = as_address(given[i].v_int64);
+    }
+    launcher = gemm_workspace::launcher(given[0].v_int64);
+    stream = as_stream(given[1].v_int64);
+    workspace = {as_address(given[2].v_int64), static_cast<std::size_t>(given[3].v_int64)};
+    if (static_cast<std::size_t>(count - kFirst) != launcher->operands()) {
+      throw Refused(std::to_string(count - kFirst) + " operands are given, wanted " +
+                    std::to_string(launcher->operands()));
+    }
+    if (given[3].v_int64 < 0 || workspace.bytes < launcher->workspace_bytes()) {
+      throw Refused("a workspace of " + std::to_string(given[3].v_int64) + " bytes, wanted " +
+                    std::to_string(launcher->workspace_bytes()));
+    }
+  }
+  void launch() { launcher->launch(addresses.data(), workspace, stream); }
+
+  std::shared_ptr<Launcher> launcher;
+  cudaStream_t stream;
+  Workspace workspace;
   std::array<void*, kMostTensors> addresses;
-  if (count < kFirst || count > kFirst + kMostTensors)
-    throw Refused("launch() of so many operands");
-  for (int i = 0; i < count; ++i) {
-    if (given[i].type_index != kTVMFFIInt) throw Refused("launch() takes integers only");
-    if (i >= kFirst) addresses[i - kFirst] = as_address(given[i].v_int64);
+};
+
+// launch(launcher, stream, workspace, workspace bytes, addresses...), all of them integers.
+void launch(const TVMFFIAny* given, int count) { ByAddress(given, count).launch(); }
+
+// timed(times, as for launch...): for benchmarks, nanoseconds of each of so many launches; what
+// the vendor library and the driver take, with nothing of Python's.
+ffi::Array<std::int64_t> timed(const TVMFFIAny* given, int count) {
+  if (count < 1 || given[0].type_index != kTVMFFIInt) throw Refused("timed() wants a number");
+  ByAddress one(given + 1, count - 1);
+  using Clock = std::chrono::steady_clock;
+  ffi::Array<std::int64_t> took;
+  for (std::int64_t i = 0; i < given[0].v_int64; ++i) {
+    const auto start = Clock::now();
+    one.launch();
+    took.push_back(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
   }
-  const auto found = launcher(given[0].v_int64);
-  const Workspace workspace{as_address(given[2].v_int64),
-                            static_cast<std::size_t>(given[3].v_int64)};
-  if (static_cast<std::size_t>(count - kFirst) != found->operands()) {
-    throw Refused(std::to_string(count - kFirst) + " operands are given, wanted " +
-                  std::to_string(found->operands()));
-  }
-  if (given[3].v_int64 < 0 || workspace.bytes < found->workspace_bytes()) {
-    throw Refused("a workspace of " + std::to_string(given[3].v_int64) + " bytes, wanted " +
-                  std::to_string(found->workspace_bytes()));
-  }
-  found->launch(addresses.data(), workspace, as_stream(given[1].v_int64));
+  return took;
 }
 
 // call(variant, arguments...): None after a launch into an argument, the output after one into an
@@ -268,6 +295,13 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_launch(void*, const TVMFFIAny* arguments, std::
                                         TVMFFIAny*) {
   TVM_FFI_SAFE_CALL_BEGIN();
   gemm_workspace::launch(arguments, count);
+  TVM_FFI_SAFE_CALL_END();
+}
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_timed(void*, const TVMFFIAny* arguments, std::int32_t count,
+                                       TVMFFIAny* result) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  *reinterpret_cast<tvm::ffi::Any*>(result) = gemm_workspace::timed(arguments, count);
   TVM_FFI_SAFE_CALL_END();
 }
 

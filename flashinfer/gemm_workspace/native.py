@@ -63,6 +63,11 @@ class Library:
         self.counts: Callable[[], Any] = module.counts
         self.has_cublaslt = self.has_cudnn = False
 
+    def timed(self, times: int, *launch: int) -> list[int]:
+        """Nanoseconds of each of so many launches, made one after the other as ``launch`` would;
+        for benchmarks."""
+        return [int(took) for took in self._module.timed(times, *launch)]
+
     def algorithm(self, number: int) -> bytes:
         """cuBLASLt's algorithm of a launcher: 64 bytes."""
         return bytes(self._module.algorithm(number))

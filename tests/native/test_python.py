@@ -108,6 +108,8 @@ def test_launches_by_address_and_what_they_refuse() -> None:
         number = matmul.launcher.number
         print(matmul.operands, matmul.launcher.workspace_bytes, found.algorithm(number))
         print(found.launch(number, 0, SPACE.data_ptr(), 4096, *at))
+        took = found.timed(3, number, 0, SPACE.data_ptr(), 4096, *at)
+        print(len(took), all(each > 0 for each in took))
         for wrong in (
             (number, 0, SPACE.data_ptr(), 4095, *at),
             (number, 0, SPACE.data_ptr(), 4096, *at[:4]),
@@ -127,6 +129,7 @@ def test_launches_by_address_and_what_they_refuse() -> None:
     assert out.splitlines() == [
         f"(1, 0, 2, 4, 3) 4096 {b'A' * 64!r}",
         "None",
+        "3 True",
         "refused: a workspace of 4095 bytes, wanted 4096",
         "refused: 4 operands are given, wanted 5",
         "refused: launcher 2 is forgotten",
