@@ -10,7 +10,8 @@ one, 200 between two synchronisations; whether each native result has the bits o
 and what making a launcher took, in milliseconds and bytes of device memory. The first run
 compiles the release's cuBLASLt module, which takes most of a minute.
 
-The ways: ``torch``: ``torch._scaled_mm``. ``release``: the public op. ``execute``: cudnn-frontend's
+The ways: ``torch``: ``torch._scaled_mm``. ``op``: the public op, prepared or
+native as it is installed. ``execute``: cudnn-frontend's
 ``graph.execute`` alone. ``module``: the release's compiled cuBLASLt function alone. ``launch``: the
 native library, by number, addresses and stream, as integers. ``call``: the native library, by
 tensors: it reads the signature, finds launch and workspace, and for ``call, made`` makes the
@@ -120,7 +121,7 @@ def cudnn(gemm: Gemm, variant: int) -> dict[str, Any]:
 
     execution = parts.execution(gemm)
     want = gemm.eager()
-    found: dict[str, Any] = {"us": {"release": timed(gemm)}}
+    found: dict[str, Any] = {"us": {"op": timed(gemm)}}
     pack, space, handle = execution.pack, execution.workspace, execution.handle
     found["us"]["execute"] = timed(
         lambda: (
@@ -182,7 +183,7 @@ def cublas(gemm: Gemm, variant: int) -> dict[str, Any]:
     space = parts.lane()
     module = parts.gemm_module()
     arguments = parts.operands(gemm, space)
-    found: dict[str, Any] = {"us": {"release": timed(gemm)}}
+    found: dict[str, Any] = {"us": {"op": timed(gemm)}}
     found["us"]["module"] = timed(lambda: module.bmm_fp8(*arguments))
     buffer, count = parts.algorithms(gemm, space)
     found["algorithms"] = count
