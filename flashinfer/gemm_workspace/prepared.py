@@ -197,10 +197,14 @@ class _Memory:
                 return
             fast = op.fast.get(way)
             if fast is None or fast[0] is not self or fast[1] != generation:
-                made = Fast(found, form)
-                fast = op.fast[way] = (self, generation, made.run, made, known.tuning)
+                way_in = Fast(found, form)
+                fast = op.fast[way] = (self, generation, way_in.run, way_in, known.tuning)
         try:
-            known.native = hand_over(fast[3], source, values)
+            made = hand_over(fast[3], source, values)
+            with self.lock:
+                known.native = made
+                if known.gone:  # forgotten while its plan was rebuilt
+                    made.close()
         except Exception as error:
             # Whatever it is: the call that was just made is good, and so is the Python way.
             self.refusals[f"native: {error}"] += 1
