@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="3e773536e9ea4dd1913677c82c968d408a7a7908a81e1b431f8f835479e943de",
-        delta="d4fbde132ebdfc873d9d9b48fb0b786e8de1793f67dca30be2b31000d76ea7ab",
+        runtime="8c632feb01f49d9c8730c084a3eebe0035c1606485914dc9170ee9e420c14b35",
+        delta="0056ce13af74416ed1d1fe189f552928e0f2b9c2376969b76bdf255a4a4f8583",
     ),
 }
 CURRENT = max(LABELS)
