@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="8c632feb01f49d9c8730c084a3eebe0035c1606485914dc9170ee9e420c14b35",
-        delta="0056ce13af74416ed1d1fe189f552928e0f2b9c2376969b76bdf255a4a4f8583",
+        runtime="08c7afd28b3c2dbd21fc27c63c83e102e6ae2a4e55ae3cb705cbe91efc56b306",
+        delta="c2b8bc119179650d707b1e863385a5dac2df11187ad403ef9559843f4895b278",
     ),
 }
 CURRENT = max(LABELS)

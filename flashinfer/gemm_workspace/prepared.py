@@ -22,9 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
-from . import native, torch_internals
+from . import captures, native, torch_internals
 from . import state as _state
 from .device import CudaDevice
+from .holds import collect
 from .launches import Call, Prepared, Unrepeatable, prepare
 from .native_calls import AFTER, Fast, Source, hand_over
 from .native_calls import Call as NativeCall
@@ -421,6 +422,9 @@ def prepared_launches(release: F) -> F:
             memory = _current_memory()
         if not memory.enabled or _modes_active() or _functions_active():
             return release(*args, **kwargs)
+        if captures.registry.dead:
+            # Calls that are served from memory have no slower step to let go of a graph in.
+            collect(everything=False, unpin=False)
         way = (len(args), *kwargs) if kwargs else len(args)
         values = (*args, *kwargs.values()) if kwargs else args
         fast = fasts.get(way)

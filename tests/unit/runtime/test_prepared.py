@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashinfer.gemm_workspace import collect, prepared
+from flashinfer.gemm_workspace import captures, collect, prepared
 from flashinfer.gemm_workspace.holds import hold_plan, keep_plan
 from flashinfer.gemm_workspace.state import State, use_device
 
@@ -170,6 +170,29 @@ def test_a_plan_that_a_live_graph_holds(device: FakeDevice, state: State, releas
     collect()
     assert not state.held
     learnt(release, a, b)
+
+
+def test_calls_from_memory_let_go_of_dead_graphs(
+    device: FakeDevice, state: State, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = captures.Registry(lambda: 7)
+    monkeypatch.setattr(captures, "registry", registry)
+    monkeypatch.setattr(device, "captures_running", registry.running)
+    a, b = operands()
+    graph, plan = type("Graph", (), {})(), type("Plan", (), {})()
+    alive = weakref.ref(plan)
+    registry.began(graph, None)
+    registry.ended(graph, True)
+    with device.capturing(capture=7):
+        hold_plan(state, state.device.capture(0, 3), plan)
+    del plan
+    learnt(release, a, b)
+    device.destroy_graph(7)
+    del graph
+    before = hits()
+    release.op(a, b)
+    assert hits() == before + 1
+    assert alive() is None
 
 
 def test_a_plan_that_is_kept_for_the_process(state: State, release: Release) -> None:
