@@ -81,7 +81,6 @@ class Tuning:
     def __init__(self, home: dict[str, Any], changed: Callable[[], None]) -> None:
         self._home = home
         self._changed = changed
-        self._tuner: Any = None
         self._choose: Any = None
         self._winners: Any = None
         self._configs: Any = None
@@ -99,8 +98,8 @@ class Tuning:
         tuner = getattr(kind, "_instance", None)
         if (
             tuner is None
-            or tuner is not self._tuner
             or kind.choose_one is not self._choose
+            # A tuner's own, so that another tuner is seen by them.
             or tuner.profiling_cache is not self._winners
             or tuner._file_configs is not self._configs
         ):
@@ -145,7 +144,7 @@ class Tuning:
                     return False
         self._winners, self._configs = tuner.profiling_cache, tuner._file_configs
         self._managed = hasattr(tuner, "_managed_cache") and hasattr(tuner, "_v2_local")
-        self._tuner, self._choose = tuner, kind.choose_one
+        self._choose = kind.choose_one
         environment = _environment()
         if environment != self._environment:
             self._environment = environment

@@ -86,6 +86,27 @@ def test_keys_are_equal_for_the_same_signature_alone(x: Any, y: Any) -> None:
     assert FORM.key(*values(x)) == FORM.key(*values(x))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        aligned(4, 2).t(),  # strides
+        aligned(4, 2),  # shape
+        aligned(2, 4, dtype=torch.int32),
+        aligned(2, 4, off=16),
+        aligned(2, 4).to("meta"),
+        torch.nn.Parameter(aligned(2, 4)),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_each_property_alone(place: int, other: torch.Tensor) -> None:
+    given: list[Any] = [aligned(2, 4), aligned(2, 4), torch.bfloat16, aligned(2, 4), True]
+    key = FORM.key(*given)
+    given[place] = aligned(2, 4)
+    assert FORM.key(*given) == key
+    given[place] = other
+    assert FORM.key(*given) != key
+
+
 @given(calls, calls)
 def test_what_a_brief_key_promises(x: Any, y: Any) -> None:
     """Equal brief keys: the same arguments are None, and those that are no tensors are equal."""
