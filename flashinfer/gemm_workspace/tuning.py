@@ -20,7 +20,6 @@ _VARIABLES = (
     "FLASHINFER_ALLOW_EXPERIMENTAL_AUTO_BACKENDS",
     "FLASHINFER_DISABLE_CAKE_BF16_BMM_SWAP_AB",
     "FLASHINFER_LOGLEVEL",
-    "FLASHINFER_TRACE_DUMP_DIR",
     "FLASHINFER_TRACE_DUMP",  # the last: its value is asked for below
 )
 
@@ -28,7 +27,7 @@ _VARIABLES = (
 _plain: dict[Any, Any] | None = getattr(os.environ, "_data", None)
 _KEYS = [os.environ.encodekey(name) if _plain is not None else name for name in _VARIABLES]
 _look: Callable[[Any], Any] = os.environ.get if _plain is None else _plain.get
-_A, _B, _C, _D, _E, _TRACE = _KEYS
+_FILES, _AUTO, _CAKE, _LOG, _TRACE = _KEYS
 _NOT_TRACING = (None, "", "0", b"", b"0")
 
 
@@ -84,9 +83,9 @@ class Tuning:
         self._choose: Any = None
         self._winners: Any = None
         self._configs: Any = None
-        self._managed = self._contexts = False
+        self._managed = False
         self._stacks = _Stacks()
-        self._environment: tuple[Any, ...] | None = None
+        self._files = self._auto = self._cake = self._log = self._trace = None
 
     def steady(self) -> bool:
         """Whether a call on this thread now gets the answer that the last such call got.
@@ -118,12 +117,17 @@ class Tuning:
             return False
         if self._managed and (tuner._managed_cache is not None or tuner._v2_local.active):
             return False
-        environment = _environment()
-        if environment != self._environment:
-            self._environment = environment
-            self._changed()
+        # By identity: a variable that is set again is another object.
+        if (
+            _look(_FILES) is not self._files
+            or _look(_AUTO) is not self._auto
+            or _look(_CAKE) is not self._cake
+            or _look(_LOG) is not self._log
+            or _look(_TRACE) is not self._trace
+        ):
+            self._read_environment()
             return False
-        return environment[-1] in _NOT_TRACING
+        return self._trace in _NOT_TRACING
 
     def meet(self) -> bool:
         """Take everything as it is now, and put caches that tell into the tuner; False if it has
@@ -145,12 +149,12 @@ class Tuning:
         self._winners, self._configs = tuner.profiling_cache, tuner._file_configs
         self._managed = hasattr(tuner, "_managed_cache") and hasattr(tuner, "_v2_local")
         self._choose = kind.choose_one
-        environment = _environment()
-        if environment != self._environment:
-            self._environment = environment
-            self._changed()
+        self._read_environment()
         return True
 
-
-def _environment() -> tuple[Any, ...]:
-    return (_look(_A), _look(_B), _look(_C), _look(_D), _look(_E), _look(_TRACE))
+    def _read_environment(self) -> None:
+        before = (self._files, self._auto, self._cake, self._log, self._trace)
+        found = tuple(map(_look, _KEYS))
+        if found != before:
+            self._changed()
+        self._files, self._auto, self._cake, self._log, self._trace = found

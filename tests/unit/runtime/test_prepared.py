@@ -392,7 +392,7 @@ def test_overrides_are_a_threads_own(release: Release) -> None:
     [
         ("FLASHINFER_AUTOTUNER_LOAD_FROM_FILE", "1"),
         ("FLASHINFER_LOGLEVEL", "3"),
-        ("FLASHINFER_TRACE_DUMP_DIR", "/elsewhere"),
+        ("FLASHINFER_DISABLE_CAKE_BF16_BMM_SWAP_AB", "1"),
     ],
 )
 def test_the_environment(
