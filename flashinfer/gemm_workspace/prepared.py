@@ -31,7 +31,7 @@ from .native_calls import AFTER, Fast, Source, hand_over
 from .native_calls import Call as NativeCall
 from .notes import Notes, noted
 from .signature import Form, form, refusal
-from .state import State
+from .state import State, log
 from .tuning import Tuning
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -359,6 +359,15 @@ class _Op:
             made = prepare(memory.state, notes, form, told_apart, result)
         except Unrepeatable as error:
             memory.refusals[str(error)] += 1
+        except Exception as error:
+            # The op has run; that it cannot be described is no error of its caller.
+            memory.refusals[f"unexpected {type(error).__name__}"] += 1
+            if memory.state.first_time("unexpected launch"):
+                log.warning(
+                    "A launch of %s could not be described, so each call takes the release's path.",
+                    getattr(self.release, "__name__", "an op"),
+                    exc_info=True,
+                )
         if made is not None and made.plan in memory.state.held:
             memory.refusals["a plan that a live graph holds"] += 1
         elif notes.spoilt is None:  # else it may go better the next time

@@ -452,6 +452,23 @@ def test_a_retry_is_not_learnt(release: Release) -> None:
     learnt(release, a, b)
 
 
+def test_an_op_that_ran_does_not_fail_for_being_watched(
+    release: Release, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever goes wrong while a launch is described is told once, and not to the caller."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(prepared, "prepare", broken)
+    for m in (4, 5):
+        a, b = operands(m=m)
+        released(release, lambda a=a, b=b: release.op(a, b), 2)  # type: ignore[misc]
+    assert prepared.report()["refused"] == {"unexpected ZeroDivisionError": 2}
+    (record,) = caplog.records
+    assert record.getMessage().startswith("A launch of op could not be described")
+
+
 def test_a_call_from_within_an_error_handler_is_learnt(release: Release) -> None:
     a, b = operands()
     try:
