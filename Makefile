@@ -55,7 +55,7 @@ native: $(VENV)/native/ready $(VENV)/test/ready
 	NATIVE_BUILD=build/native $(TEST_PYTHON) -m pytest -q tests/native
 
 test: $(VENV)/test/ready
-	$(TEST_PYTHON) -m pytest -n auto
+	$(TEST_PYTHON) -m pytest -n auto --dist loadgroup
 
 releases: $(VENV)/wheel/ready
 	$(WHEEL_PYTHON) -m graft.table

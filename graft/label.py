@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="08c7afd28b3c2dbd21fc27c63c83e102e6ae2a4e55ae3cb705cbe91efc56b306",
-        delta="c2b8bc119179650d707b1e863385a5dac2df11187ad403ef9559843f4895b278",
+        runtime="dcf4baa972b472bc19c1a75b83477ba02c5166be4ccf885f999e6bbbbdaaf491",
+        delta="f3efa692c1ac11686725433a43a0f84ec969e2f8cca5bcb046e1ffb5ac0164c2",
     ),
 }
 CURRENT = max(LABELS)

@@ -37,7 +37,7 @@ class Unrepeatable(Exception):
 class Prepared(NamedTuple):
     """How to make a launch again, and what a native launch of it is made of, if there is one."""
 
-    call: Call
+    call: Call | None
     source: Source | None = None
     plan: int | None = None  # id of cuDNN's plan, if that is what is launched
 
@@ -131,16 +131,21 @@ class _Seen:
     def at(self, operand: Any) -> int:
         """As :meth:`place`, for an operand of which only the address counts: it may be another
         view of an argument."""
+        out = self.out if self.given is None else self.given
+        same = [i for i in self.form.tensors if self.values[i] is operand]
+        if same or operand is self.result:
+            return same[0] if same else out
         address = operand.data_ptr()
-        if operand is self.result or address == self.result.data_ptr():
-            return self.out if self.given is None else self.given
-        found = [i for i in self.form.tensors if self.values[i] is operand] or [
+        found = [
             i
             for i in self.form.tensors
             if self.values[i] is not None and self.values[i].data_ptr() == address
         ]
+        # An argument may be the output's memory in this call and not in the next.
+        if address == self.result.data_ptr() and out not in found:
+            found.append(out)
         if len(found) != 1:
-            raise Unrepeatable("a tensor made on the way")
+            raise Unrepeatable("a tensor made on the way, or two at one address")
         return found[0]
 
     def addresses(self, places: list[int]) -> Callable[[tuple[int, ...]], Any]:

@@ -161,8 +161,8 @@ def report() -> dict[str, Any]:
     }
 
 
-# The functions of the release that cublaslt() knows.
-CUBLASLT = ("bmm_fp8", "bmm_fp8_run_with_algo", "mm_bf16_cublaslt_run_with_algo")
+# The functions of the release that cublaslt() knows, and how many arguments they take there.
+CUBLASLT = {"bmm_fp8": 7, "bmm_fp8_run_with_algo": 9, "mm_bf16_cublaslt_run_with_algo": 7}
 
 
 def cublaslt(name: str, arguments: tuple[Any, ...]) -> Matmul:
@@ -178,6 +178,9 @@ def cublaslt(name: str, arguments: tuple[Any, ...]) -> Matmul:
     if name not in CUBLASLT:
         raise NativeRefused(f"{name} is not known here")
     scaled = name.startswith("bmm_fp8")
+    if len(arguments) != CUBLASLT[name]:
+        # 0.7.x has other ones: no handle, or a bias.
+        raise NativeRefused(f"{name} of {len(arguments)} arguments, wanted {CUBLASLT[name]}")
     a, b, out, *scales, workspace, handle = arguments[: 7 if scaled else 5]
     chosen = arguments[7 if scaled else 5 :]
     algorithm = b""

@@ -58,6 +58,8 @@ def guard_plan_build(builder: Callable[P, R]) -> Callable[P, R]:
             state.device.relaxed(),
         ):
             built = builder(*args, **kwargs)
+            state.plans_built += 1
+        state.plan_built()
         for part in built if isinstance(built, tuple) else (built,):
             watch_plan(state, part)
         return built

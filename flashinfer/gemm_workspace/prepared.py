@@ -39,6 +39,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Signatures remembered in all; the oldest is forgotten for a new one.
 SIGNATURES = 4096
 
+# Plans built in the process after which the release's caches may be full: the smallest holds 1,024
+# (0.6.12; 2,048 later), and there is one a kind of plan.
+PLANS = 1000
+
 # Ways to write a call of one op; further ones take the release's path.
 FORMS = 64
 
@@ -96,7 +100,8 @@ class _Memory:
         self.table: dict[Hashable, _Known] = {}
         self.quick: dict[Hashable, _Quick] = {}
         self.by_plan: dict[int, list[_Known]] = {}
-        state.plan_held = self.plan_held
+        state.plan_held, state.plan_built = self.plan_held, self.plan_built
+        self._generations = itertools.count(1)
         self.generation = 0
         self.lock = threading.Lock()
         self.hits = 0  # of signatures that are forgotten
@@ -130,18 +135,33 @@ class _Memory:
                 self.by_plan.setdefault(known.plan, []).append(known)
             if self.generation != generation:
                 table.pop(known.key, None)
-        if known.plan is not None and known.plan in self.state.held:
+        if known.call is not None and self.must_not_serve(known.plan):
             self.plan_held(known.plan)  # since this call began
 
-    def plan_held(self, plan: int) -> None:
-        """A live graph holds the plan with this id: forget its signatures, until none does.
+    def must_not_serve(self, plan: int | None) -> bool:
+        """Whether calls that run the plan with this id take the release's path: a live graph
+        holds it, or the release's caches may be full.
 
-        A plan that is held lives, whether the release's cache has it or not. An eager call that
-        found it here would leave that cache as it is, and the capture after it, which looks there
-        alone, would be refused although the shape was just called.
+        A capture looks for its plan in those caches alone. A call that is served from here does
+        not count as a use there: a full cache would evict the plan of a shape that was just
+        called, and the capture after it would be refused.
+        """
+        return plan is not None and (plan in self.state.held or self.state.plans_built >= PLANS)
+
+    def plan_built(self) -> None:
+        """One more plan was built; with the last that is sure to fit the release's caches, plans
+        are found by the release alone from now on."""
+        if self.state.plans_built == PLANS:
+            for plan in list(self.by_plan):
+                self.plan_held(plan)
+
+    def plan_held(self, plan: int | None) -> None:
+        """A live graph holds the plan with this id: forget its signatures.
+
+        A plan that is held lives, whether the release's cache has it or not.
         """
         with self.lock:
-            for known in self.by_plan.pop(plan, ()):
+            for known in () if plan is None else self.by_plan.pop(plan, ()):
                 if known.native is not None:
                     known.native.close()
                 if self.table.get(known.key) is known:
@@ -184,6 +204,8 @@ class _Memory:
             quick = _quick(known, form, values)
             if quick is not None:
                 self.quick[brief] = quick
+                if known.gone:  # forgotten since it was found: not in the dict that is new by then
+                    self.quick.pop(brief, None)
         return key, known
 
     def hand_over(
@@ -214,11 +236,13 @@ class _Memory:
         """Forget everything. A call that is being learnt now will not be remembered."""
         # In this order, and without the lock: the caller may hold the tuner's, and a thread that
         # adds looks at the generation after it has added.
-        self.generation += 1
+        self.generation = next(self._generations)
         self.quick = {}
         self.by_plan = {}
         table, self.table = self.table, {}
-        self.hits += sum(known.hits for known in list(table.values()))
+        for known in list(table.values()):
+            known.gone = True  # so that who found it before does not go by it later
+            self.hits += known.hits
         self.forgotten += len(table)
 
 
@@ -342,7 +366,7 @@ class _Op:
             why = refusal(form, values)
         if index is None or why is not None:
             memory.refusals[str(why)] += 1
-            memory.add(_Known(key, -1, tuning, None), memory.generation)
+            # Not remembered: the key may have the caller's objects in it.
             return self.release(*args, **kwargs)
         if memory.stream(index) is None or not (tuning.meet() and tuning.steady()):
             return self.release(*args, **kwargs)
@@ -368,9 +392,12 @@ class _Op:
                     getattr(self.release, "__name__", "an op"),
                     exc_info=True,
                 )
-        if made is not None and made.plan in memory.state.held:
-            memory.refusals["a plan that a live graph holds"] += 1
-        elif notes.spoilt is None:  # else it may go better the next time
+        if made is not None and memory.must_not_serve(made.plan):
+            held = made.plan in memory.state.held
+            why = "a plan that a live graph holds" if held else "too many plans were built"
+            memory.refusals[why] += 1
+            made = Prepared(None, None, made.plan)
+        if notes.spoilt is None:  # else it may go better the next time
             memory.add(_Known(key, index, tuning, made), generation)
         return result
 
@@ -479,7 +506,9 @@ def prepared_launches(release: F) -> F:
             return op.learn(memory, form, key, values, args, kwargs)
         launch = known.call
         if launch is None:
-            return release(*args, **kwargs)
+            if known.plan is None or memory.must_not_serve(known.plan):
+                return release(*args, **kwargs)
+            return op.learn(memory, form, known.key, values, args, kwargs)  # its graphs are gone
         stream = memory.stream(known.index)
         if stream is None:
             return release(*args, **kwargs)

@@ -123,6 +123,9 @@ class State:
     # By id of a plan, how many of the above hold it; and who is told when one begins to.
     held: Counter[int] = field(default_factory=Counter)
     plan_held: Callable[[int], None] = lambda plan: None  # noqa: ARG005
+    # Plans that were built, and who is told of each.
+    plans_built: int = 0
+    plan_built: Callable[[], None] = lambda: None
     # Plans executed under captures that nothing could be tied to, by id.
     kept_plans: dict[int, object] = field(default_factory=dict)
     # Plans that were built, weakly: those that no capture has begun since, and the rest; and the

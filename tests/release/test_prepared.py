@@ -28,7 +28,13 @@ TELLING = ("tuned", "tuned, cleared", "file loaded", "context with a file", "tun
 EXAMPLES = os.environ.get("PREPARED_EXAMPLES", "80")
 
 
-@pytest.fixture(scope="module", params=BASES)
+# What one process has driven is not driven again by another: the tests of a base stay together.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(base, marks=pytest.mark.xdist_group(f"prepared {base}")) for base in BASES
+    ],
+)
 def base(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

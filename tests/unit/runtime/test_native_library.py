@@ -306,3 +306,17 @@ def test_launchers_are_bounded(module: Module, monkeypatch: pytest.MonkeyPatch) 
     kept.pop()
     gc.collect()
     native.cublaslt("bmm_fp8", arguments())
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("bmm_fp8", 6), ("bmm_fp8_run_with_algo", 8), ("mm_bf16_cublaslt_run_with_algo", 8)],
+)
+def test_a_function_of_another_release_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int
+) -> None:
+    """0.7.x passes no handle, and a bias; taken for what 0.6.x passes they would be launched wrong,
+    or the call that learns them would fail after its launch."""
+    monkeypatch.setattr(native, "_usable", lambda what: None)
+    with pytest.raises(native.NativeRefused, match=f"of {count} arguments, wanted"):
+        native.cublaslt(name, (torch.zeros(1, 1, 1),) * count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import pickle
@@ -11,13 +12,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashinfer.gemm_workspace import captures, collect, prepared
+from flashinfer.gemm_workspace import captures, collect, guard_plan_build, launches, prepared
 from flashinfer.gemm_workspace.holds import hold_plan, keep_plan
 from flashinfer.gemm_workspace.state import State, use_device
 
@@ -186,8 +188,11 @@ def test_a_plan_that_a_live_graph_holds(device: FakeDevice, state: State, releas
     assert again is not plan  # built anew, and in the cache, as without prepared launches
     with device.capturing(capture=8):
         hold_plan(state, state.device.capture(0, 3), again)
-    released(release, lambda: release.op(a, b))
-    assert prepared.report()["refused"]["a plan that a live graph holds"] == 2
+    misses = prepared.report()["misses"]
+    released(release, lambda: release.op(a, b), 5)
+    report = prepared.report()
+    assert report["refused"]["a plan that a live graph holds"] == 1  # known from then on
+    assert report["misses"] == misses + 1
     device.destroy_graph(7)
     device.destroy_graph(8)
     collect()
@@ -223,6 +228,76 @@ def test_a_plan_that_is_kept_for_the_process(state: State, release: Release) -> 
     learnt(release, a, b)
     keep_plan(state, release.plan(a.shape, -1), "no driver")
     released(release, lambda: release.op(a, b))
+
+
+def test_a_full_cache_is_left_to_the_release(
+    state: State, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call from memory is no use in its cache, which then evicts what was just called."""
+    monkeypatch.setattr(prepared, "PLANS", 3)
+    a, b = operands()
+    learnt(release, a, b)
+
+    @guard_plan_build
+    def build(device: int) -> object:
+        return type("Plan", (), {})()
+
+    for _ in range(2):
+        build(0)
+    before = hits()
+    release.op(a, b)
+    assert hits() == before + 1
+    build(0)
+    assert prepared.report()["remembered"] == 0
+    released(release, lambda: release.op(a, b), 3)
+    assert prepared.report()["refused"] == {"too many plans were built": 1}
+
+
+def test_an_operand_at_the_outputs_address_is_not_the_output() -> None:
+    """An argument that is the output's memory in one call need not be in the next."""
+    seen = object.__new__(launches._Seen)
+    out = torch.zeros(4, 16)
+    seen.form = SimpleNamespace(tensors=(0, 1))  # type: ignore[assignment]
+    seen.values, seen.result, seen.given, seen.out = (out.view(64), out), out, 1, 2
+    assert seen.at(out) == 1
+    assert seen.at(seen.values[0]) == 0
+    with pytest.raises(launches.Unrepeatable, match="two at one address"):
+        seen.at(out.view(2, 32))
+    seen.values, seen.given = (torch.zeros(64), None), None  # the op made the output
+    assert seen.at(out.view(2, 32)) == 2
+
+
+def test_nothing_of_a_refused_call_is_kept(release: Release) -> None:
+    class Odd:
+        pass
+
+    a, b = operands()
+    odd = Odd()
+    with contextlib.suppress(Exception):
+        release.op(a, b, backend=odd)
+    memory = prepared._current_memory()
+    assert memory.table == memory.quick == {}
+    assert prepared.report()["refused"] == {"an argument of an unusual type": 1}
+
+
+def test_who_found_it_before_it_was_forgotten_does_not_bring_it_back(release: Release) -> None:
+    a, b = operands()
+    release.op(a, b)
+    memory = prepared._current_memory()
+    (known,) = memory.table.values()
+    with mock.patch.object(prepared, "_quick", side_effect=_forgetting(prepared._quick)):
+        release.op(a, b)  # finds it, and everything is forgotten meanwhile
+    assert known.gone
+    assert memory.quick == {}
+
+
+def _forgetting(quick: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any) -> Any:
+        made = quick(*args)
+        prepared.forget()
+        return made
+
+    return wrapped
 
 
 def test_other_plans_stay_when_one_is_held(
