@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="dcf4baa972b472bc19c1a75b83477ba02c5166be4ccf885f999e6bbbbdaaf491",
-        delta="f3efa692c1ac11686725433a43a0f84ec969e2f8cca5bcb046e1ffb5ac0164c2",
+        runtime="cf2f7c0fc3a79527d440ff046923c80d1522fd1a383ebb923a48b4249fb05ef8",
+        delta="29ab6634c0e538380cfc52c43f99d5a86b3c710aeca6470413f8d3fef2af3866",
     ),
 }
 CURRENT = max(LABELS)

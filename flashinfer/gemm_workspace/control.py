@@ -81,7 +81,8 @@ def stats(format: str = "dict") -> dict[str, Any] | str:
     and unused (``dirty``: usable after the next synchronisation). ``storage`` by device:
     ``arena``, or ``blocks`` where memory cannot be mapped behind an address. ``sharing`` by
     device: whether ops share. ``growths``: the last 256. ``plans_kept_for_process``: plans that
-    could not be tied to a graph.
+    could not be tied to a graph. ``prepared``: calls of known signatures, see
+    :func:`.prepared.report`.
     """
     if format not in _FORMATS:
         raise ValueError(f"format is {format!r}, wanted one of {', '.join(_FORMATS)}")
@@ -95,8 +96,12 @@ def stats(format: str = "dict") -> dict[str, Any] | str:
 
 
 def _stats() -> dict[str, Any]:
+    # Here: calls load it when they need it, and importing the package stays cheap.
+    from .prepared import report
+
     state = _state.current
     collect()
+    prepared = report()
     with state.lock:
         lanes = [_lane(lane) for lane in state.lanes.values()]
         spare = [
@@ -141,6 +146,7 @@ def _stats() -> dict[str, Any]:
             "plans_held": len(plans | state.kept_plans.keys()),
             "plans_kept_for_process": len(state.kept_plans),
             "builds_refused": state.builds_refused,
+            "prepared": prepared,
         }
 
 

@@ -82,10 +82,11 @@ def text(stats: Mapping[str, Any]) -> str:
     for device, shares in stats["sharing"].items():
         sharing.add(int(shares), device=device)
     families = [size, lanes, kept, spare, buffers, buffers_kept, sharing]
-    for name, kind, key, words in _PLAIN:
-        family = _Family(name, kind, words)
-        family.add(int(stats[key]))
-        families.append(family)
+    for source, plain in ((stats, _PLAIN), (stats["prepared"], _PREPARED)):
+        for name, kind, key, words in plain:
+            family = _Family(name, kind, words)
+            family.add(int(source[key]))
+            families.append(family)
     return "".join(f"{line}\n" for family in families for line in family.lines())
 
 
@@ -108,4 +109,11 @@ _PLAIN = (
         "cuDNN plans and handles refused under capture.",
     ),
     ("growths_total", "counter", "growths_total", "Times that memory was mapped or a block made."),
+)
+#: The same of ``stats()["prepared"]``.
+_PREPARED = (
+    ("prepared_signatures", "gauge", "remembered", "Signatures of calls that are remembered."),
+    ("prepared_calls_total", "counter", "hits", "Calls launched from memory, in Python."),
+    ("prepared_learnt_total", "counter", "misses", "Calls that were watched to be remembered."),
+    ("prepared_failures_total", "counter", "failures", "Launches from memory that failed."),
 )

@@ -21,6 +21,7 @@ from flashinfer.gemm_workspace import (
     GemmWorkspaceError,
     _gemm_workspace_at_least,
     lane_workspace,
+    prepared,
     reserve,
     reserve_lane,
     seal,
@@ -155,7 +156,9 @@ def test_stats_on_a_fresh_process_state(device: FakeDevice) -> None:
         "plans_held": 0,
         "plans_kept_for_process": 0,
         "builds_refused": 0,
+        "prepared": prepared.report(),
     }
+    assert stats()["prepared"]["hits"] == 0
 
 
 def test_stats_tell_lanes_and_growths(device: FakeDevice) -> None:

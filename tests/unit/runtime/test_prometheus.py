@@ -63,7 +63,8 @@ def test_a_fresh_process(device: FakeDevice) -> None:
         labelled(name): 0
         for name in (
             *("sealed", "graphs", "graphs_untied", "plans_held", "plans_kept_for_process"),
-            *("builds_refused_total", "growths_total"),
+            *("builds_refused_total", "growths_total", "prepared_signatures"),
+            *(f"prepared_{what}_total" for what in ("calls", "learnt", "failures")),
         )
     }
 
@@ -133,6 +134,9 @@ SIZES = st.integers(0, 1 << 50)
             "plans_kept_for_process": SIZES,
             "builds_refused": SIZES,
             "growths_total": SIZES,
+            "prepared": st.fixed_dictionaries(
+                dict.fromkeys(("remembered", "hits", "misses", "failures"), SIZES)
+            ),
         }
     )
 )
