@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="cf2f7c0fc3a79527d440ff046923c80d1522fd1a383ebb923a48b4249fb05ef8",
-        delta="29ab6634c0e538380cfc52c43f99d5a86b3c710aeca6470413f8d3fef2af3866",
+        runtime="7a48ea8fca8eebb291ad3068ad73c055e465c6b839fe01a88d3f8f6fc79385ba",
+        delta="0d1f106fc3a5e99f016689f1f515555d62dbf19f6d91446a5c39b13c04cae30c",
     ),
 }
 CURRENT = max(LABELS)

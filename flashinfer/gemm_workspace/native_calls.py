@@ -52,6 +52,7 @@ class Source(NamedTuple):
     request: tuple[str, int, torch.device]  # of the workspace
     shared: Shared | None
     graph: Callable[[], Any] | None  # the plan's, weakly
+    after: int = AFTER
 
 
 class Call:

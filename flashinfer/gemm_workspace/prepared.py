@@ -20,19 +20,22 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from . import captures, native, torch_internals
+from . import captures, torch_internals
 from . import state as _state
 from .device import CudaDevice
 from .holds import collect
-from .launches import Call, Prepared, Unrepeatable, prepare
-from .native_calls import AFTER, Fast, Source, hand_over
-from .native_calls import Call as NativeCall
 from .notes import Notes, noted
-from .signature import Form, form, refusal
 from .state import State, log
-from .tuning import Tuning
+
+if TYPE_CHECKING:
+    # Imported by the first calls: the release is to import as fast as it did.
+    from .launches import Call, Prepared
+    from .native_calls import Call as NativeCall
+    from .native_calls import Fast, Source
+    from .signature import Form
+    from .tuning import Tuning
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,6 +122,8 @@ class _Memory:
 
     def tuning(self, home: dict[str, Any]) -> Tuning:
         """That of the module whose globals are ``home``."""
+        from .tuning import Tuning
+
         known = self.tunings.get(id(home))
         return known or self.tunings.setdefault(id(home), Tuning(home, forget))
 
@@ -212,6 +217,9 @@ class _Memory:
         self, op: _Op, way: Hashable, form: Form, known: _Known, values: tuple[Any, ...]
     ) -> None:
         """Let the native library launch calls of this signature from now on."""
+        from . import native
+        from .native_calls import Fast, hand_over
+
         generation = self.generation
         with self.lock:
             source, known.source = known.source, None  # one thread, once
@@ -299,6 +307,8 @@ def report() -> dict[str, Any]:
     release's path ran; ``refused``: by reason, watched calls that cannot be repeated, and launches
     that cannot be native; ``native``: see :func:`.native.report`, its launches are no hits.
     """
+    from . import native
+
     memory = _current_memory()
     known = list(memory.table.values())
     return {
@@ -333,6 +343,8 @@ class _Op:
 
     def form(self, count: int, keywords: tuple[str, ...]) -> Form | None:
         """The form of such a call; ``None`` for a wrong one, and for one too many."""
+        from .signature import form
+
         names = (*self.positional[:count], *keywords)
         right = (
             count <= len(self.positional)
@@ -355,6 +367,9 @@ class _Op:
         kwargs: dict[str, Any],
     ) -> Any:
         """Take the release's path; remember where it led."""
+        from .launches import Prepared, Unrepeatable, prepare
+        from .signature import refusal
+
         tuning = memory.tuning(self.home)
         index = self._index(memory.state, form, values)
         why = None
@@ -523,7 +538,7 @@ def prepared_launches(release: F) -> F:
             known.hits += 1
             if known.native is not None:
                 known.native.use(stream)
-            elif known.hits >= AFTER and known.source is not None:
+            elif known.source is not None and known.hits >= known.source.after:
                 memory.hand_over(op, way, form, known, values)
             return result
         return release(*args, **kwargs)

@@ -215,14 +215,14 @@ def test_a_signature_that_is_forgotten_while_it_is_handed_over() -> None:
     drive(
         """
 given = lambda: op(A, B, SA, SB, bf16, OUT)
-memory, real = prepared._current_memory(), prepared.hand_over
+memory, real = prepared._current_memory(), native_calls.hand_over
 def meanwhile(*arguments):
     made = real(*arguments)
     made.use(0)
     (key,) = memory.table
     memory._let_go(key)
     return made
-prepared.hand_over = meanwhile
+native_calls.hand_over = meanwhile
 given()
 (lane,) = state.lanes.values()
 view = lane.views[4096]
@@ -230,7 +230,7 @@ state.hot[lane.part, 4096, view.device] = (0, {0: view}, True)
 for _ in range(native_calls.AFTER):
     given()
 assert memory.table == {}
-prepared.hand_over = real
+native_calls.hand_over = real
 assert step(given) == (OUT, PYTHON)  # learnt anew
 warm(given)
 assert step(given) == (OUT, NATIVE)

@@ -535,7 +535,7 @@ def test_an_op_that_ran_does_not_fail_for_being_watched(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(prepared, "prepare", broken)
+    monkeypatch.setattr(launches, "prepare", broken)
     for m in (4, 5):
         a, b = operands(m=m)
         released(release, lambda a=a, b=b: release.op(a, b), 2)  # type: ignore[misc]
