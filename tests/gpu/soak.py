@@ -23,12 +23,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from catalogue.command import exit_status, work_folder
 from catalogue.runner import FACTS_SECONDS, WARM_SECONDS, arch_list, environment_of
 from catalogue.wheels import BadInput, Wheel, unpack
 
@@ -74,19 +74,14 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
-    try:
-        return _main(options, given)
-    except BadInput as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 2
+    return exit_status("soak", lambda: _main(options, given))
 
 
 def _main(options: argparse.Namespace, given: list[str]) -> int:
     if options.minutes <= 0 or (options.steps is not None and options.steps < 1):
         raise BadInput("--minutes and --steps must be more than 0")
     sanitizer = _sanitizer() if options.sanitize else ""
-    work = options.work or Path(tempfile.mkdtemp(prefix="soak-"))
-    try:
+    with work_folder(options.work, "soak") as work:
         (work / "wheels").mkdir(parents=True, exist_ok=True)
         wheels = unpack(options.wheels, work / "wheels")
         arch = arch_list()
@@ -107,9 +102,6 @@ def _main(options: argparse.Namespace, given: list[str]) -> int:
                 if steps is None and not seen["figures"].get("died"):
                     steps = seen["figures"]["steps"]
             runs[wheel.label]["facts"] = facts
-    finally:
-        if options.work is None:
-            shutil.rmtree(work, ignore_errors=True)
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": "python tests/gpu/soak.py " + shlex.join(given),

@@ -24,7 +24,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from catalogue.command import exit_status, work_folder
 from catalogue.runner import arch_list, environment_of
 from catalogue.wheels import BadInput, Wheel, unpack
 
@@ -65,11 +65,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
-    try:
-        return _main(options, given)
-    except BadInput as error:
-        print(f"upstream_tests: {error}", file=sys.stderr)
-        return 2
+    return exit_status("upstream_tests", lambda: _main(options, given))
 
 
 def _main(options: argparse.Namespace, given: list[str]) -> int:
@@ -77,8 +73,7 @@ def _main(options: argparse.Namespace, given: list[str]) -> int:
     files = [name for name in options.file or FILES if (options.checkout / name).is_file()]
     if not files:
         raise BadInput(f"{options.checkout} has none of {', '.join(options.file or FILES)}")
-    work = options.work or Path(tempfile.mkdtemp(prefix="upstream-"))
-    try:
+    with work_folder(options.work, "upstream") as work:
         (work / "wheels").mkdir(parents=True, exist_ok=True)
         wheels = unpack(options.wheels, work / "wheels")
         if len(wheels) < 2:
@@ -87,9 +82,6 @@ def _main(options: argparse.Namespace, given: list[str]) -> int:
         shutil.copytree(options.checkout / "tests", copy / "tests", dirs_exist_ok=True)
         arch = arch_list()
         seen = {wheel.label: _run(wheel, copy, files, work, options, arch) for wheel in wheels}
-    finally:
-        if options.work is None:
-            shutil.rmtree(work, ignore_errors=True)
     result = compared(seen, known)
     result.update(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

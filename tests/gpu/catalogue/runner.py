@@ -12,10 +12,8 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, schedule
+from .command import exit_status, work_folder
 from .launch import CHILD, Fresh, Launcher, Server, ServerEnded
 from .wheels import BadInput, Wheel, unpack
 
@@ -66,10 +65,7 @@ def main(arguments: list[str] | None = None, command: tuple[str, ...] = CHILD) -
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
     try:
-        return _main(options, given, command)
-    except BadInput as error:
-        print(f"catalogue: {error}", file=sys.stderr)
-        return 2
+        return exit_status("catalogue", lambda: _main(options, given, command))
     except KeyboardInterrupt:
         print("catalogue: interrupted", file=sys.stderr)
         return 130
@@ -82,8 +78,7 @@ def _main(options: argparse.Namespace, given: list[str], command: tuple[str, ...
         if not Path(site).is_dir():
             raise BadInput(f"--site {site} is no folder")
     started = time.monotonic()
-    work = options.work or Path(tempfile.mkdtemp(prefix="catalogue-"))
-    try:
+    with work_folder(options.work, "catalogue") as work:
         for name in ("wheels", "jit", "shared", "logs", "cwd"):
             (work / name).mkdir(parents=True, exist_ok=True)
         wheels = unpack(options.wheels, work / "wheels")
@@ -104,9 +99,6 @@ def _main(options: argparse.Namespace, given: list[str], command: tuple[str, ...
             for each in ready:
                 each.launcher.close()
         return _write(run, options, started)
-    finally:
-        if options.work is None:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def environment_of(wheel: Wheel, work: Path, sites: list[str], arch: str) -> dict[str, str]:

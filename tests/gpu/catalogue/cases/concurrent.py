@@ -101,6 +101,19 @@ def eight_threads(lane: str) -> Outcome:
     )
 
 
+def _still_right(call: Call, graph: torch.cuda.CUDAGraph, reference: torch.Tensor) -> Outcome:
+    """Memory is churned and taken by others; twenty replays are right and touch none of them."""
+    tidy()
+    churn()
+    others = Others(16)
+    equal = all(torch.equal(call.replayed(graph), reference) for _ in range(20))
+    overwritten = others.overwritten()
+    return outcome(
+        equal and overwritten == 0,
+        figures={"replays right": equal, "bytes of others overwritten": overwritten},
+    )
+
+
 @case("B15", "a worker thread warms, captures and ends; the main thread replays", "A17", ALL)
 def thread_gone(lane: str) -> Outcome:
     made: dict[str, object] = {}
@@ -120,15 +133,7 @@ def thread_gone(lane: str) -> Outcome:
     assert isinstance(call, Call)
     assert isinstance(graph, torch.cuda.CUDAGraph)
     assert isinstance(reference, torch.Tensor)
-    tidy()
-    churn()
-    others = Others(16)
-    equal = all(torch.equal(call.replayed(graph), reference) for _ in range(20))
-    overwritten = others.overwritten()
-    return outcome(
-        equal and overwritten == 0,
-        figures={"replays right": equal, "bytes of others overwritten": overwritten},
-    )
+    return _still_right(call, graph, reference)
 
 
 @case(
@@ -148,15 +153,7 @@ def sibling_destroyed(lane: str) -> Outcome:
     one, two = first.captured(pool=pool), second.captured(pool=pool)
     first.replayed(one)
     del one
-    tidy()
-    churn()
-    others = Others(16)
-    equal = all(torch.equal(second.replayed(two), reference) for _ in range(20))
-    overwritten = others.overwritten()
-    return outcome(
-        equal and overwritten == 0,
-        figures={"replays right": equal, "bytes of others overwritten": overwritten},
-    )
+    return _still_right(second, two, reference)
 
 
 @case(
