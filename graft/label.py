@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="7a48ea8fca8eebb291ad3068ad73c055e465c6b839fe01a88d3f8f6fc79385ba",
-        delta="0d1f106fc3a5e99f016689f1f515555d62dbf19f6d91446a5c39b13c04cae30c",
+        runtime="1b1d645a9b972521227255c32c6c69afba2d863171eba08a411614c0571a27c9",
+        delta="c544e7b483900c73389402f7cea986d33db0db32b28f703d5458063ca1f620f3",
     ),
 }
 CURRENT = max(LABELS)

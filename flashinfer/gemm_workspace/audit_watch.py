@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import time
 import weakref
 from collections.abc import Callable
@@ -20,8 +19,6 @@ import torch
 from . import captures, torch_internals
 from . import state as _state
 from .audit_memory import AtCapture, Snapshot, ledger_of
-
-_log = logging.getLogger("flashinfer.gemm_workspace")
 
 _MARK = "_flashinfer_gemm_workspace_watched"
 # On a graph object that keeps its raw graph because of us, not because its owner asked.
@@ -79,7 +76,9 @@ def watch(history: int = 0, graph_class: type = torch.cuda.CUDAGraph) -> Watch:
             f"torch {torch.__version__} cannot keep raw graphs, so there is nothing to watch: "
             "wanted 2.8 or later"
         )
-    _install(graph_class)
+    captures.wrap_methods(
+        graph_class, _MARK, {"__init__": _init, "capture_end": _end, "reset": _reset}
+    )
     if _watching is None:
         _watching = Watch()
     if history and not torch_internals.history_recorded():
@@ -120,16 +119,6 @@ def _record(graph: Any, capture: int | None) -> None:
     _recorded[graph] = AtCapture(now(), snapshot, ledger_of(_state.current), capture)
 
 
-def _install(graph_class: type) -> None:
-    wrappers = (("__init__", _init), ("capture_end", _end), ("reset", _reset))
-    for name, wrap in wrappers:
-        original = getattr(graph_class, name)
-        if not hasattr(original, _MARK):
-            wrapped = wrap(original)
-            setattr(wrapped, _MARK, True)
-            setattr(graph_class, name, wrapped)
-
-
 def _init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -159,7 +148,7 @@ def _end(original: Callable[..., Any]) -> Callable[..., Any]:
                 _record(self, capture)
                 watching.captures += 1
             except Exception:  # our own bookkeeping must never end a caller's capture
-                _log.exception("could not record a capture: its audit compares with nothing")
+                _state.log.exception("could not record a capture: its audit compares with nothing")
         return result
 
     return capture_end

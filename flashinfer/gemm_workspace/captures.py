@@ -221,11 +221,20 @@ def graph_classes() -> list[type]:
 
 def install(graph_class: type) -> None:
     """Wrap the methods of ``graph_class`` by which a capture begins and ends; once."""
-    for name, wrap in (("capture_begin", _begin), ("capture_end", _end), ("reset", _reset)):
+    wrap_methods(
+        graph_class, _MARK, {"capture_begin": _begin, "capture_end": _end, "reset": _reset}
+    )
+
+
+def wrap_methods(
+    graph_class: type, mark: str, wrappers: dict[str, Callable[[Callable[..., Any]], Any]]
+) -> None:
+    """Put a wrapper around each method named; one that has ``mark`` already is left alone."""
+    for name, wrap in wrappers.items():
         original = getattr(graph_class, name)
-        if not hasattr(original, _MARK):
+        if not hasattr(original, mark):
             wrapped = wrap(original)
-            setattr(wrapped, _MARK, True)
+            setattr(wrapped, mark, True)
             setattr(graph_class, name, wrapped)
 
 

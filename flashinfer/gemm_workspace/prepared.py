@@ -136,10 +136,10 @@ class _Memory:
                 self.quick = {}
             table = self.table
             table[known.key] = known
-            if known.plan is not None:
-                self.by_plan.setdefault(known.plan, []).append(known)
             if self.generation != generation:
                 table.pop(known.key, None)
+            elif known.plan is not None:
+                self.by_plan.setdefault(known.plan, []).append(known)
         if known.call is not None and self.must_not_serve(known.plan):
             self.plan_held(known.plan)  # since this call began
 
@@ -167,19 +167,20 @@ class _Memory:
         """
         with self.lock:
             for known in () if plan is None else self.by_plan.pop(plan, ()):
-                if known.native is not None:
-                    known.native.close()
-                if self.table.get(known.key) is known:
-                    self._let_go(known.key)
+                self._end(known)
 
     def drop(self, known: _Known) -> None:
         """Forget one signature, whose launch failed."""
         with self.lock:
             self.failures += 1
-            if known.native is not None:
-                known.native.close()
-            if self.table.get(known.key) is known:
-                self._let_go(known.key)
+            self._end(known)
+
+    def _end(self, known: _Known) -> None:
+        """No call is launched by ``known`` any more; the caller has the lock."""
+        if known.native is not None:
+            known.native.close()
+        if self.table.get(known.key) is known:
+            self._let_go(known.key)
 
     def _let_go(self, key: Hashable) -> None:
         known = self.table.pop(key)
