@@ -34,9 +34,11 @@ print(time.perf_counter() - start)
 
 def seconds(tree: Path) -> float:
     """One import in a fresh process, torch loaded before."""
+    # An installed package has its byte code; without this one the compiler would be timed.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", TIMED],
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env={**inherited, "PYTHONPATH": str(tree)},
         check=True,
         capture_output=True,
         text=True,
