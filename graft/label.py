@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="1b1d645a9b972521227255c32c6c69afba2d863171eba08a411614c0571a27c9",
-        delta="c544e7b483900c73389402f7cea986d33db0db32b28f703d5458063ca1f620f3",
+        runtime="9081b65ef46fbe6183eaeb0032605a08cf3ca13eab77659774a9f0710837b53c",
+        delta="284d9ac796e7dcdda1df34b79ff686bd7f2140c26f1d76dd259b14e713b8b1b8",
     ),
 }
 CURRENT = max(LABELS)
