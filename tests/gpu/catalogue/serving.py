@@ -154,6 +154,11 @@ class Server:
             if name.startswith("build_cudnn_gemm_") and hasattr(builder, "__wrapped__"):
                 bounded = functools.lru_cache(maxsize=PLANS)(builder.__wrapped__)
                 setattr(ops.gemm_base, name, bounded)
+        # The fork serves no cuDNN call from memory once as many plans were built as the smallest
+        # of these caches may hold; smaller caches want a smaller number.
+        prepared = sys.modules.get("flashinfer.gemm_workspace.prepared")
+        if prepared is not None:
+            prepared.PLANS = PLANS  # type: ignore[attr-defined]
 
     def _layers(self) -> tuple[list[Layer], list[Layer]]:
         size, decode, prefill = self.size, [], []

@@ -31,20 +31,27 @@ def one_process(lane: str) -> Outcome:
     calls, references, graphs, others = [], [], [], []
     for device in devices:
         with torch.cuda.device(device):
+            # torch.cuda.graph's own stream is made once, on the device that captures first: a
+            # graph of another device captured with it would be empty.
+            stream = torch.cuda.Stream(device)
             for number, shape in enumerate(SHAPES):
                 call = Call(lane, shape, seed=number, device=device)
                 references.append(call.eager())
                 handed: Handed | None = local.handed
                 if handed is not None:
                     addresses.setdefault(str(device), set()).add(handed.address)
-                graphs.append(call.captured(20))
+                graphs.append(call.captured(20, stream=stream))
                 calls.append(call)
             others.append(Others(8, device=device))
-    # From the other device current, too: the operands say where a call runs.
+    # With the other device current, too: the operands say where a call runs. The releases' cuDNN
+    # layer may refuse it, which harms nothing.
     crossed = []
     for call, reference in zip(calls, references, strict=True):
         with torch.cuda.device(1 - call.device.index):
-            crossed.append(torch.equal(call.eager(), reference))
+            try:
+                crossed.append("right" if torch.equal(call.eager(), reference) else "wrong")
+            except RuntimeError as error:
+                crossed.append(f"refused ({str(error)[-60:]})")
     wrong, rounds = 0, 200
     for _ in range(rounds):
         for call in calls:
@@ -71,10 +78,10 @@ def one_process(lane: str) -> Outcome:
     figures: dict[str, object] = {
         "wrong of": f"{wrong} of {rounds * len(calls)}",
         "bytes of others overwritten": overwritten,
-        "right with the other device current": all(crossed),
+        "with the other device current": ", ".join(sorted(set(crossed))),
     }
     shared = set.intersection(*addresses.values()) if len(addresses) == 2 else set()
-    fine = wrong == 0 and overwritten == 0 and all(crossed) and not shared
+    fine = wrong == 0 and overwritten == 0 and "wrong" not in crossed and not shared
     figures["addresses on both"] = len(shared)
     fork = runtime()
     if fork is not None:
