@@ -5,12 +5,15 @@ Addresses and sizes in bytes, times in microseconds since the epoch.
 
 from __future__ import annotations
 
+import functools
 from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from .audit_ranges import Ranges
 from .growth import device_name
 from .state import State
 from .storage import Storage
@@ -55,22 +58,29 @@ class Snapshot:
         for segment in sorted(segments, key=lambda segment: int(segment["address"])):
             first, second = segment.get("segment_pool_id") or DEFAULT_POOL
             pool = pools.setdefault((int(first), int(second)), len(pools))
-            address = int(segment["address"])
-            for block in segment["blocks"]:
-                size = int(block["size"])
-                self._addresses.append(address)
-                self._sizes.append(size)
-                self._requested.append(int(block.get("requested_size", 0)))
-                self._states.append(_STATES.index(_state(str(block["state"]))))
-                self._pools.append(pool)
-                address += size
+            blocks = segment["blocks"]
+            # Column by column: there can be tens of thousands of blocks.
+            sizes = [block["size"] for block in blocks]
+            ends = list(accumulate(sizes, initial=int(segment["address"])))
+            self._addresses.fromlist(ends[:-1])
+            self._sizes.fromlist(sizes)
+            self._requested.fromlist([block.get("requested_size", 0) for block in blocks])
+            self._states.fromlist([_state_number(block["state"]) for block in blocks])
+            self._pools.extend(array("L", [pool]) * len(blocks))
         self._pool_ids = list(pools)
+
+    def find(self, address: int) -> int:
+        """Number of the block that ``address`` is in; -1 if it is in none."""
+        at = bisect_right(self._addresses, address) - 1
+        return at if at >= 0 and address < self._addresses[at] + self._sizes[at] else -1
 
     def block(self, address: int) -> Block | None:
         """The block that ``address`` is in."""
-        at = bisect_right(self._addresses, address) - 1
-        if at < 0 or address >= self._addresses[at] + self._sizes[at]:
-            return None
+        at = self.find(address)
+        return None if at < 0 else self.numbered(at)
+
+    def numbered(self, at: int) -> Block:
+        """The block with that number."""
         return Block(
             self._addresses[at],
             self._sizes[at],
@@ -86,11 +96,12 @@ class Snapshot:
         return self._addresses[0], self._addresses[-1] + self._sizes[-1]
 
 
-def _state(state: str) -> str:
+@functools.cache
+def _state_number(state: str) -> int:
     if state == "active_allocated":
-        return IN_USE
+        return _STATES.index(IN_USE)
     # Two names over the releases of torch: active_pending_free, active_awaiting_free.
-    return PENDING if state.startswith("active") else FREE
+    return _STATES.index(PENDING if state.startswith("active") else FREE)
 
 
 class Freed(NamedTuple):
@@ -115,22 +126,25 @@ class History:
 
     def __init__(self, traces: Iterable[Sequence[Mapping[str, Any]]] = ()) -> None:
         """From ``device_traces`` of torch's full snapshot."""
-        self._frees: list[Freed] = []
         self._oldest: int | None = None
-        # Most lookups are of a block's own address, one for each live word.
-        self._last_at: dict[int, Freed] = {}
+        # The last free of each extent, in the order of these: address and bytes -> time, and
+        # whether to the driver. Earlier frees of the same extent say nothing more.
+        self._last: dict[tuple[int, int], tuple[int | None, bool]] = {}
         for trace in traces:
             for entry in trace:
                 time = entry.get("time_us")
                 if time is not None and (self._oldest is None or time < self._oldest):
                     self._oldest = int(time)
-                to_driver = _FREES.get(str(entry.get("action")))
+                to_driver = _FREES.get(entry.get("action", ""))
                 address = entry.get("addr")
                 if to_driver is None or address is None:
                     continue
-                freed = Freed(int(address), int(entry["size"]), time, to_driver)
-                self._frees.append(freed)
-                self._last_at[freed.address] = freed
+                extent = address, entry["size"]
+                self._last.pop(extent, None)
+                self._last[extent] = time, to_driver
+        # Most lookups are of a block's own address, one for each block in use.
+        self._bytes_at = dict(self._last.keys())
+        self._ranges = Ranges(self._last)
 
     def reaches_back_to(self, time: int) -> bool:
         """Whether everything since ``time`` is in it: it is bounded, and starts when asked."""
@@ -138,15 +152,17 @@ class History:
 
     def freed_since(self, block: Block, time: int) -> Freed | None:
         """The last free of exactly ``block`` after ``time``."""
-        freed = self._last_at.get(block.address)
+        nbytes = self._bytes_at.get(block.address)
+        freed = None if nbytes is None else self._freed(block.address, nbytes)
         return freed if freed is not None and (freed.time or 0) > time else None
 
     def last_free(self, address: int) -> Freed | None:
         """The last free of memory that ``address`` is in."""
-        for freed in reversed(self._frees):
-            if freed.address <= address < freed.address + freed.nbytes:
-                return freed
-        return None
+        extent = self._ranges.find(address)
+        return None if extent is None else self._freed(*extent)
+
+    def _freed(self, address: int, nbytes: int) -> Freed:
+        return Freed(address, nbytes, *self._last[address, nbytes])
 
 
 class Owned(NamedTuple):
