@@ -25,10 +25,11 @@ import torch
 
 from . import state as _state
 from . import torch_internals
-from .audit_graph import Node, words
+from .audit_findings import Finding, Findings
+from .audit_graph import Node
 from .audit_memory import DEFAULT_POOL, AtCapture, History, Pool, Snapshot, ledger_of
-from .audit_owners import Judge, Known, Verdict
-from .audit_report import Finding, Report
+from .audit_owners import Known, Verdict
+from .audit_report import Report
 from .audit_watch import Watch, raw_graph, recorded, watch
 from .captures import pool_id
 from .driver_graph import reading
@@ -54,19 +55,13 @@ def audit(graph: Any, pool: object = None) -> Report:
     """
     handle = _handle(graph)
     before = recorded(graph if _is_torch_graph(graph) else handle)
-    own_pool, limits = _own_pool(graph, pool), []
-    try:
-        segments, traces = torch_internals.allocator_state()
-    except RuntimeError as error:  # an allocator that is not torch's own has no snapshot
-        segments, traces = [], []
-        limits.append(f"torch's allocator gives no snapshot: its memory is unknown ({error})")
-    # What was recorded before recording ended says nothing of what came after.
-    history = History(traces if torch_internals.history_recorded() else ())
+    own_pool = _own_pool(graph, pool)
+    now, history, limits = _allocator()
     try:
         with reading(torch.cuda.current_device()) as reader:
             nodes = reader.nodes(handle)
             known = Known(
-                now=Snapshot(segments),
+                now=now,
                 ledger=ledger_of(_state.current),
                 history=history,
                 own_pool=own_pool,
@@ -75,36 +70,33 @@ def audit(graph: Any, pool: object = None) -> Report:
                 lookup=reader.lookup,
                 of_the_host=_readable(),
             )
-            findings = judge(nodes, known)
+            found = Findings(nodes, known)
     except (DriverUnavailable, DriverError) as error:
         raise AuditError(f"the graph {handle:#x} cannot be read: {error}") from error
     limits += _limits(before, history, own_pool)
-    return Report(len(nodes), tuple(findings), tuple(limits))
+    return Report.over(len(nodes), found, tuple(limits))
 
 
 def judge(nodes: list[Node], known: Known) -> list[Finding]:
     """What ``known`` says of every address in ``nodes``. Plain data in, plain data out."""
-    judges, findings = Judge(known), []
-    for node in nodes:
-        findings += [
-            Finding(
-                node.path,
-                node.kind,
-                node.name,
-                word.where,
-                word.offset,
-                word.value,
-                said.owner,
-                said.verdict,
-                said.why,
-            )
-            for word, said in judges.words(list(words(node)))
-        ]
-        findings += [
-            Finding(node.path, node.kind, node.name, "", None, None, "", Verdict.NOT_INSPECTED, why)
-            for why in node.unread
-        ]
-    return findings
+    return list(Findings(nodes, known).of())
+
+
+def _allocator() -> tuple[Snapshot, History, list[str]]:
+    """Torch's blocks, what it recorded, and what limits both.
+
+    A function of its own: the objects that torch makes, one or more a block, are gone when it
+    returns, and no garbage collection of what follows goes through them.
+    """
+    limits = []
+    try:
+        segments, traces = torch_internals.allocator_state()
+    except RuntimeError as error:  # an allocator that is not torch's own has no snapshot
+        segments, traces = [], []
+        limits.append(f"torch's allocator gives no snapshot: its memory is unknown ({error})")
+    # What was recorded before recording ended says nothing of what came after.
+    history = History(traces if torch_internals.history_recorded() else ())
+    return Snapshot(segments), history, limits
 
 
 def _is_torch_graph(graph: Any) -> bool:
@@ -179,16 +171,16 @@ def _readable() -> Callable[[int], bool]:
 
 
 def _host_ranges() -> list[tuple[int, int]]:
+    ranges = []
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
-            lines = [line.split(maxsplit=2)[:2] for line in file]
+            for line in file:
+                place, rights, _ = line.split(" ", 2)
+                # The driver reserves device addresses in here as well, without any right.
+                if rights.startswith("r"):
+                    start, _, end = place.partition("-")
+                    ranges.append((int(start, 16), int(end, 16)))
     except OSError:
         # Then nothing is told apart: every address is taken for the host's, none for stale.
         return [(0, 1 << 64)]
-    ranges = []
-    for place, rights in lines:
-        # The driver reserves device addresses in here as well, without any right.
-        if rights.startswith("r"):
-            start, _, end = place.partition("-")
-            ranges.append((int(start, 16), int(end, 16)))
     return sorted(ranges)

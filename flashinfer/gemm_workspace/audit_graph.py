@@ -34,14 +34,35 @@ class Extent(NamedTuple):
     nbytes: int
 
 
+# What the words of parameters are: of each part, where it stands and how many words it has.
+Layout = tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True)
-class Node:
+class Packed:
+    """The whole words of all parts of a node, one behind the other.
+
+    One object where a :class:`Bytes` each would be many, in a graph of thousands of kernels:
+    Python's garbage collection goes by the number of objects.
+    """
+
+    layout: Layout
+    data: bytes
+
+    def __iter__(self) -> Iterator[Bytes]:
+        end = 0
+        for where, count in self.layout:
+            start, end = end, end + 8 * count
+            yield Bytes(where, self.data[start:end])
+
+
+class Node(NamedTuple):
     """One node. ``path`` is its number; ``4.0`` is node 0 of the child graph that is node 4."""
 
     path: str
     kind: str
     name: str = ""  # of the kernel
-    parts: tuple[Bytes, ...] = ()
+    parts: tuple[Bytes, ...] | Packed = ()
     extents: tuple[Extent, ...] = ()
     # Memory that the graph itself allocates here: address and bytes.
     allocates: tuple[int, int] | None = None
@@ -55,25 +76,42 @@ class Word(NamedTuple):
     where: str
     offset: int | None  # in the part; None for an extent
     value: int
-    # Whether it is an address by what the node is; a word of a parameter may be a number.
-    named: bool
-
-    @property
-    def looks_like_an_address(self) -> bool:
-        """Whether it can hardly be two 32-bit numbers side by side."""
-        return self.named or self.value >= HIGH or self.value % _ALIGNMENT == 0
 
 
-def words(node: Node) -> Iterator[Word]:
-    """Every word of ``node`` that may be a device address, in order.
+def looks_like_an_address(value: int) -> bool:
+    """Whether a word of a parameter can hardly be two 32-bit numbers side by side."""
+    return value >= HIGH or value % _ALIGNMENT == 0
+
+
+def packed(parts: tuple[Bytes, ...] | Packed) -> Packed:
+    """``parts`` as one.
 
     Pointers in a parameter stand at multiples of eight bytes from its start, as C lays them out.
     Bytes after the last whole word hold none.
     """
-    for where, data in node.parts:
-        count = len(data) // 8
-        for position, value in enumerate(struct.unpack_from(f"<{count}Q", data)):
-            if _LOWEST <= value < _HIGHEST:
-                yield Word(where, 8 * position, value, False)
-    for where, address, _ in node.extents:
-        yield Word(where, None, address, True)
+    if isinstance(parts, Packed):
+        return parts
+    layout = tuple((where, len(data) // 8) for where, data in parts)
+    whole = [data[: 8 * count] for (_, data), (_, count) in zip(parts, layout, strict=True)]
+    return Packed(layout, b"".join(whole))
+
+
+def candidates(data: bytes) -> list[tuple[int, int]]:
+    """Number and value of the words that may be device addresses, in order."""
+    values = enumerate(struct.unpack_from(f"<{len(data) // 8}Q", data))
+    return [(number, value) for number, value in values if _LOWEST <= value < _HIGHEST]
+
+
+def places(layout: Layout) -> list[tuple[str, int | None]]:
+    """Of each word in turn, its part and its offset there in bytes."""
+    return [(where, 8 * number) for where, count in layout for number in range(count)]
+
+
+def words(node: Node) -> Iterator[Word]:
+    """Every word of ``node`` that may be a device address, in order."""
+    parts = packed(node.parts)
+    where = places(parts.layout)
+    for number, value in candidates(parts.data):
+        yield Word(*where[number], value)
+    for name, address, _ in node.extents:
+        yield Word(name, None, address)

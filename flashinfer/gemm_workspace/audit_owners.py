@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .audit_graph import HIGH, Word
+from .audit_graph import HIGH, looks_like_an_address
 from .audit_memory import (
     DEFAULT_POOL,
     FREE,
@@ -25,6 +25,7 @@ from .audit_memory import (
     Pool,
     Snapshot,
 )
+from .audit_ranges import Ranges
 
 # Blocks of the caching allocator start at multiples of this (bytes).
 _BLOCK_ALIGNMENT = 512
@@ -78,59 +79,102 @@ class Known:
     of_the_host: Callable[[int], bool] = _not_of_the_host
 
 
+class Said:
+    """All that was said, by number: columns, since an object each would be many in a large graph.
+
+    Python's garbage collection goes by the number of objects, and one over all of a process that
+    has torch takes longer than an audit.
+    """
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+        self.owners: list[str] = []
+        self.whys: list[str] = []
+
+    def add(self, said: Judgement) -> int:
+        """The number that ``said`` has from now on."""
+        self.verdicts.append(said.verdict)
+        self.owners.append(said.owner)
+        self.whys.append(said.why)
+        return len(self.whys) - 1
+
+
+#: Instead of the number of a judgement: the word is no address of a device.
+NO_ADDRESS = -1
+
+
 class Judge:
-    """Judges the words of one graph. Each distinct address is judged once."""
+    """Judges addresses for one graph. Each distinct one is judged once, and each block of torch's
+    once for all that are in it."""
 
     def __init__(self, known: Known) -> None:
+        self.said = Said()
+        # Words that may be two small numbers, and would be held against the graph.
+        self.doubtful: set[int] = set()
         self._known = known
-        self._judged: dict[tuple[int, bool], Judgement | None] = {}
-        spans = [span for span in (known.now.span(), known.ledger.span()) if span is not None]
+        self._words: dict[int, int] = {}
+        self._named: dict[int, int] = {}
+        self._blocks: dict[int, int] = {}
+        self._as_numbers: dict[int, int] = {}
         at_capture = known.at_capture
-        if at_capture is not None and at_capture.snapshot is not None:
-            span = at_capture.snapshot.span()
-            spans += [] if span is None else [span]
-        self._low = min((low for low, _ in spans), default=0)
-        self._high = max((high for _, high in spans), default=0)
-
-    def words(self, words: Sequence[Word]) -> list[tuple[Word, Judgement]]:
-        """Those of the ``words`` of one node that are addresses, with what is said of each.
-
-        Two small numbers side by side can look like a low address. What speaks against such a
-        word counts only if another word of the node, which cannot be numbers, has the same owner.
-        """
-        judged = [
-            (word, judgement)
-            for word in words
-            if (judgement := self._word(word.value, word.named)) is not None
+        self._then = None if at_capture is None else at_capture.snapshot
+        spans = [
+            known.now.span(),
+            known.ledger.span(),
+            None if self._then is None else self._then.span(),
         ]
-        sure = {said.owner for word, said in judged if word.looks_like_an_address}
-        return [
-            (word, said)
-            if word.looks_like_an_address
-            or said.verdict not in (Verdict.STALE, Verdict.SUSPECT)
-            or said.owner in sure
-            else (word, said._replace(verdict=Verdict.UNKNOWN, why=_two_numbers(said)))
-            for word, said in judged
-        ]
+        self._low = min((span[0] for span in spans if span), default=0)
+        self._high = max((span[1] for span in spans if span), default=0)
+        # Of two that the graph allocates in the same place, the first one gives its name.
+        self._own_allocations = Ranges(reversed(known.own_allocations))
 
-    def _word(self, address: int, named: bool) -> Judgement | None:
-        key = (address, named)
-        if key not in self._judged:
-            self._judged[key] = self._judge(address, named)
-        return self._judged[key]
+    def word(self, address: int) -> int:
+        """What is said of a word of a parameter, by number, or :data:`NO_ADDRESS`."""
+        number = self._words.get(address)
+        if number is None:
+            number = self._words[address] = self._judge(address, False)
+            if (
+                number != NO_ADDRESS
+                and not looks_like_an_address(address)
+                and self.said.verdicts[number] in (Verdict.STALE, Verdict.SUSPECT)
+            ):
+                self.doubtful.add(address)
+        return number
 
-    def _judge(self, address: int, named: bool) -> Judgement | None:
+    def named(self, address: int) -> int:
+        """The same of an address that a node names: it is one by what the node is."""
+        number = self._named.get(address)
+        if number is None:
+            number = self._named[address] = self._judge(address, True)
+        return number
+
+    def as_numbers(self, number: int) -> int:
+        """What is said instead of ``number`` where the word may be two numbers."""
+        instead = self._as_numbers.get(number)
+        if instead is None:
+            of = self.said
+            why = (
+                "may be two 32-bit numbers; as an address it would be "
+                f"{of.verdicts[number]}: {of.whys[number]}"
+            )
+            instead = of.add(Judgement(Verdict.UNKNOWN, of.owners[number], why))
+            self._as_numbers[number] = instead
+        return instead
+
+    def _judge(self, address: int, named: bool) -> int:
         known = self._known
         owned = known.ledger.find(address)
         if owned is not None:
-            return self._ours(address, owned)
-        for start, nbytes in known.own_allocations:
-            if start <= address < start + nbytes:
-                return Judgement(Verdict.OWN_POOL, f"memory that the graph allocates at {start:#x}")
-        block = known.now.block(address)
-        if block is not None:
-            return self._in_block(block, address)
-        return self._outside(address, named)
+            return self.said.add(self._ours(address, owned))
+        own = self._own_allocations.find(address)
+        if own is not None:
+            owner = f"memory that the graph allocates at {own[0]:#x}"
+            return self.said.add(Judgement(Verdict.OWN_POOL, owner))
+        now = known.now.find(address)
+        if now >= 0:
+            return self._in_block(now, address)
+        outside = self._outside(address, named)
+        return NO_ADDRESS if outside is None else self.said.add(outside)
 
     # The fork's own storage. ---------------------------------------------------------------------
 
@@ -164,25 +208,43 @@ class Judge:
 
     # Blocks of torch's allocator. ----------------------------------------------------------------
 
-    def _in_block(self, block: Block, address: int) -> Judgement:
+    def _in_block(self, now: int, address: int) -> int:
+        then = -1 if self._then is None else self._then.find(address)
+        # Both numbers in one: a pair would be one more object for the garbage collection.
+        key = (now << 32) + then
+        number = self._blocks.get(key)
+        if number is None:
+            block = self._known.now.numbered(now)
+            was = None if self._then is None or then < 0 else self._then.numbered(then)
+            said = self._of_block(block, was)
+            if said is None:
+                # An idle block: the history may know different frees of different parts of it.
+                return self.said.add(self._of_idle(block, was, address))
+            number = self._blocks[key] = self.said.add(said)
+        return number
+
+    def _of_block(self, block: Block, was: Block | None) -> Judgement | None:
+        """What is said of all addresses in ``block``; ``None`` if it depends on the address."""
         known, owner = self._known, _block_name(block)
         if known.own_pool is not None and block.pool == known.own_pool:
             return Judgement(Verdict.OWN_POOL, owner)
-        was = self._at_capture(address)
         if block.state == IN_USE:
             return self._in_use(block, was, owner)
         if was is not None and was.state == IN_USE:
             return Judgement(
                 Verdict.STALE, owner, f"in use at capture ({_block_name(was)}), freed since"
             )
-        freed = known.history.last_free(address) if block.state == FREE else None
-        if freed is not None:
-            return Judgement(
-                Verdict.STALE, owner, f"the allocator's history has its free{_at(freed.time)}"
-            )
-        if was is not None:
-            return Judgement(Verdict.SUSPECT, owner, f"{block.state}, and was so at capture")
-        return Judgement(Verdict.SUSPECT, owner, f"{block.state} now")
+        return None if block.state == FREE else _suspect(block, was)
+
+    def _of_idle(self, block: Block, was: Block | None, address: int) -> Judgement:
+        freed = self._known.history.last_free(address)
+        if freed is None:
+            return _suspect(block, was)
+        return Judgement(
+            Verdict.STALE,
+            _block_name(block),
+            f"the allocator's history has its free{_at(freed.time)}",
+        )
 
     def _in_use(self, block: Block, was: Block | None, owner: str) -> Judgement:
         before, known = self._known.at_capture, self._known
@@ -206,16 +268,10 @@ class Judge:
             )
         return Judgement(Verdict.LIVE, owner)
 
-    def _at_capture(self, address: int) -> Block | None:
-        before = self._known.at_capture
-        if before is None or before.snapshot is None:
-            return None
-        return before.snapshot.block(address)
-
     # Nobody's that we know. ----------------------------------------------------------------------
 
     def _outside(self, address: int, named: bool) -> Judgement | None:
-        was = self._at_capture(address)
+        was = None if self._then is None else self._then.block(address)
         place = self._known.lookup(address)
         if was is not None:
             owner = "nobody" if place is None else _place_name(place)
@@ -260,8 +316,9 @@ def _two_small(address: int) -> bool:
     return address >> 32 < _SMALL and address & 0xFFFF_FFFF < _SMALL
 
 
-def _two_numbers(said: Judgement) -> str:
-    return f"may be two 32-bit numbers; as an address it would be {said.verdict}: {said.why}"
+def _suspect(block: Block, was: Block | None) -> Judgement:
+    since = f"{block.state} now" if was is None else f"{block.state}, and was so at capture"
+    return Judgement(Verdict.SUSPECT, _block_name(block), since)
 
 
 def _block_name(block: Block) -> str:
