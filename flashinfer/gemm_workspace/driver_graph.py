@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .audit_graph import Bytes, Extent, Node
+from .audit_graph import Bytes, Extent, Layout, Node, Packed
 from .audit_memory import Place
 from .driver import _bindings, _call, _working
 from .errors import DriverError, DriverUnavailable
@@ -47,6 +47,7 @@ _NOT_SUPPORTED = 801  # CUDA_ERROR_NOT_SUPPORTED
 
 # Tags of a kernel's `extra`: CU_LAUNCH_PARAM_END, ..._BUFFER_POINTER, ..._BUFFER_SIZE.
 _END, _POINTER, _SIZE = 0, 1, 2
+_EXTRA = ctypes.c_void_p * 5  # both with their values, and the end
 
 # No kernel takes more parameters or bytes: 32,764 bytes is the limit of CUDA 12.1 and later.
 _MOST_PARAMETERS = 8192
@@ -70,6 +71,18 @@ class _Function(NamedTuple):
     name: str
     parameters: tuple[_Parameter, ...]
     unread: str
+    # Those of the parameters that can hold an address, with the bytes of their whole words.
+    wide: tuple[_Parameter, ...] = ()
+    layout: Layout = ()
+    # void* kernelParams[] of it.
+    pointers: Any = None
+
+    @classmethod
+    def of(cls, name: str, parameters: tuple[_Parameter, ...]) -> _Function:
+        """A kernel with these parameters. What all its nodes have in common is made once."""
+        wide = [_Parameter(number, nbytes // 8 * 8) for number, nbytes in parameters if nbytes >= 8]
+        layout = tuple((f"parameter {number}", nbytes // 8) for number, nbytes in wide)
+        return cls(name, parameters, "", tuple(wide), layout, ctypes.c_void_p * len(parameters))
 
 
 @contextmanager
@@ -136,16 +149,10 @@ class _Reader:
 
     def _node(self, handle: Any, kind: int, path: str) -> Node:
         name = _NAMES.get(kind, f"type {kind}")
-        read = {
-            _KERNEL: self._kernel,
-            _MEMCPY: self._memcpy,
-            _MEMSET: self._memset,
-            _ALLOC: self._alloc,
-            _FREE: self._free,
-        }.get(kind)
+        read = _READERS.get(kind)
         if read is not None:
             try:
-                return read(handle, path)
+                return read(self, handle, path)
             # ValueError and AttributeError: cuda-python that is older or newer than the driver.
             except (DriverError, DriverUnavailable, ValueError, AttributeError) as error:
                 return Node(path, name, unread=(f"its parameters cannot be read: {error}",))
@@ -174,22 +181,24 @@ class _Reader:
         (given,) = _call("cuGraphKernelNodeGetParams", handle)
         func, kern = given.func, given.kern
         function = self._function(func, kern)
-        parts: list[Bytes] = []
+        parts: tuple[Bytes, ...] | Packed = ()
         unread = []
         arguments, extra = int(given.kernelParams), int(given.extra)
         if arguments:
             if function.unread:
                 unread.append(function.unread)
-            parts += _arguments(arguments, function.parameters)
+            parts = _arguments(arguments, function)
         if extra:
             blob, why = _extra(extra)
-            parts += [Bytes("extra", blob)] if blob else []
+            if blob:
+                packed = Packed((("extra", len(blob) // 8),), blob)
+                parts = (*parts, *packed) if arguments else packed
             unread += [why] if why else []
         if not arguments and not extra and (function.parameters or function.unread):
             unread.append("the driver gives no parameters for it")
         if self._tensor_maps_unread and any(len(part.data) >= _TENSOR_MAP for part in parts):
             unread.append(self._tensor_maps_unread)
-        return Node(path, "kernel", function.name, tuple(parts), unread=tuple(unread))
+        return Node(path, "kernel", function.name, parts, unread=tuple(unread))
 
     def _function(self, func: Any, kern: Any) -> _Function:
         key = int(func), int(kern)
@@ -220,7 +229,7 @@ class _Reader:
             except RuntimeError as error:  # a driver before CUDA 12.4
                 return _Function(name, (), f"its parameters' sizes are not known: {error}")
             if int(status) == _INVALID_VALUE:  # there are no more
-                return _Function(name, tuple(parameters), "")
+                return _Function.of(name, tuple(parameters))
             if int(status) != 0:
                 break
             parameters.append(_Parameter(number, int(found[1])))
@@ -254,22 +263,36 @@ class _Reader:
         return Node(path, "free", extents=(Extent("memory", int(address), 0),))
 
 
-def _arguments(address: int, parameters: tuple[_Parameter, ...]) -> list[Bytes]:
+_READERS: dict[int, Callable[[_Reader, Any, str], Node]] = {
+    _KERNEL: _Reader._kernel,
+    _MEMCPY: _Reader._memcpy,
+    _MEMSET: _Reader._memset,
+    _ALLOC: _Reader._alloc,
+    _FREE: _Reader._free,
+}
+
+
+def _arguments(address: int, function: _Function) -> tuple[Bytes, ...] | Packed:
     """The parameters that can hold an address, from ``void* kernelParams[]``."""
-    pointers = (ctypes.c_void_p * len(parameters)).from_address(address) if parameters else ()
-    found = []
-    for number, nbytes in parameters:
-        pointer = pointers[number]
-        if pointer and nbytes >= 8:
-            # Exactly its size: what stands behind it is somebody else's.
-            found.append(Bytes(f"parameter {number}", ctypes.string_at(pointer, nbytes)))
-    return found
+    if not function.wide:
+        return ()
+    pointers = function.pointers.from_address(address)
+    given = [(pointers[number], nbytes) for number, nbytes in function.wide]
+    # No further than its size: what stands behind it is somebody else's.
+    if all(pointer for pointer, _ in given):
+        data = b"".join([ctypes.string_at(pointer, nbytes) for pointer, nbytes in given])
+        return Packed(function.layout, data)
+    return tuple(
+        Bytes(where, ctypes.string_at(pointer, nbytes))
+        for (where, _), (pointer, nbytes) in zip(function.layout, given, strict=True)
+        if pointer
+    )
 
 
 def _extra(address: int) -> tuple[bytes, str]:
     """The packed parameters, from ``void* extra[]``: tags, each with a value, and an end."""
     buffer, nbytes = None, None
-    entries = (ctypes.c_void_p * 5).from_address(address)
+    entries = _EXTRA.from_address(address)
     # Two tags are defined, in either order; what is none of them ends the reading.
     for position in (0, 2, 4):
         tag = entries[position] or _END
