@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="9081b65ef46fbe6183eaeb0032605a08cf3ca13eab77659774a9f0710837b53c",
-        delta="284d9ac796e7dcdda1df34b79ff686bd7f2140c26f1d76dd259b14e713b8b1b8",
+        runtime="c1a596a90dac05500ab4b4649a10198d7582251b69eada769bae5395005132a9",
+        delta="408994affa0c69b5cd914127e506dc328b973765045663a49ebd3da6c8718cd8",
     ),
 }
 CURRENT = max(LABELS)
