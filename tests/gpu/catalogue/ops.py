@@ -5,20 +5,26 @@ Two functions of the release are wrapped, and nothing of its source is changed. 
 name the plan to run. The ``execute_cudnn_gemm_*`` functions: they show a plan, and can raise the
 number of bytes that it asks for, as a plan of another shape or cuDNN version would. Without a case
 that asks for one of these, both only pass on.
+
+The fork's prepared launches pass by both, and know nothing of what the harness changes. So a call
+that is looked at, or whose plan is to ask for more, runs under a function mode, which those leave
+to the release's own path; and they forget everything when another plan is named for a shape.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from .case import Absent
 
@@ -147,6 +153,24 @@ def _watched(original: Any) -> Any:
 _watch_choices()
 _watch_executions()
 
+# The plan that was named last, by lane and shapes.
+_named: dict[tuple[object, ...], object] = {}
+
+
+def _in_sight() -> AbstractContextManager[object]:
+    """In which a call passes by what is wrapped, if somebody looks there or changes something."""
+    watched = local.probing or local.asked or local.plans is not None
+    return BaseTorchFunctionMode() if watched else nullcontext()
+
+
+def _name(plan: object, *signature: object) -> None:
+    """Calls of this signature run ``plan`` from now on."""
+    prepared = sys.modules.get("flashinfer.gemm_workspace.prepared")
+    if _named.setdefault(signature, plan) != plan:
+        _named[signature] = plan
+        if prepared is not None:
+            prepared.forget()
+
 
 @contextmanager
 def asking(nbytes: int) -> Iterator[None]:
@@ -230,6 +254,7 @@ class Call:
         self.alpha = 1.0 / (a_global * b_global)
 
     def __call__(self) -> None:
+        _name(self.plan, self.lane, self.a.shape, self.b.shape)
         before, local.tactic = local.tactic, self.plan
         try:
             self._launch()
@@ -237,6 +262,10 @@ class Call:
             local.tactic = before
 
     def _launch(self) -> None:
+        with _in_sight():
+            self._call()
+
+    def _call(self) -> None:
         if self.op == "fp8":
             flashinfer.bmm_fp8(
                 self.a, self.b, self.scale, self.scale, torch.bfloat16, self.out, self.backend
