@@ -2,7 +2,8 @@
 
 ::
 
-    python tests/gpu/plan_sizes.py [-o plan-sizes-out] [--sm 90,100,103,120,121] [--op fp8,bf16]
+    python tests/gpu/plan_sizes.py [-o plan-sizes-out] [--sm 90,100,103,120,121] [--op fp8,bf16] \
+        [--shape 1x16x4096x4096 ...] [--without-driver]
 
 Needs cudnn-frontend, a cuDNN backend and libcuda (no plan builds without a driver), no torch and
 no FlashInfer. Plans are built from a *description* of a device: nothing runs, so a size says what
@@ -10,22 +11,38 @@ the engine asks for there and nothing else. One process a device and op; a plan 
 build says so. To see another cuDNN, install it somewhere and put it first on the path:
 ``pip install --target OTHER nvidia-cudnn-cu13==V`` and ``PYTHONPATH=OTHER``.
 
-Exit status 0: 40 MiB cover every size seen; 1: they do not; 2: no plan builds at all.
+``--without-driver`` is for a machine without a GPU: it compiles a stand-in for the driver
+(:mod:`stand_in_driver`, which says what that leaves out).
+
+Exit status 0: 40 MiB cover every size seen; 1: they do not; 2: bad input, or no plan builds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import stand_in_driver
+
 DEFAULT = 40 << 20
-SHAPES = [(1, 16, 4096, 4096), (1, 512, 5120, 5120), (1, 16, 1024, 16384), (1, 2001, 10304, 2688)]
+Shape = tuple[int, int, int, int]
+#: (batch, m, n, k) unless others are named.
+SHAPES: list[Shape] = [
+    (1, 16, 4096, 4096),
+    (1, 512, 5120, 5120),
+    (1, 16, 1024, 16384),
+    (1, 2001, 10304, 2688),
+]
 OPS = ("fp8", "bf16", "fp4", "mxfp8")
 #: Of an H200, as cudnn-frontend wrote them for it.
 H200: dict[str, Any] = {
@@ -89,13 +106,13 @@ def description(sm: int) -> str:
 # One process a device and op. --------------------------------------------------------------------
 
 
-def child(sm: int, op: str) -> None:
+def child(sm: int, op: str, shapes: list[Shape]) -> None:
     """Print one JSON line: the plans of every shape."""
     import cudnn
 
     properties = cudnn.create_device_properties(description(sm))
     rows: list[dict[str, Any]] = []
-    for shape in SHAPES:
+    for shape in shapes:
         try:
             rows += _plans(cudnn, properties, op, shape)
         except Exception as error:
@@ -104,9 +121,7 @@ def child(sm: int, op: str) -> None:
     print(json.dumps({"cudnn": int(cudnn.backend_version()), "rows": rows}))
 
 
-def _plans(
-    cudnn: Any, properties: Any, op: str, shape: tuple[int, int, int, int]
-) -> list[dict[str, Any]]:
+def _plans(cudnn: Any, properties: Any, op: str, shape: Shape) -> list[dict[str, Any]]:
     kind = cudnn.data_type
     graph = cudnn.pygraph(
         io_data_type=kind.FLOAT,
@@ -188,7 +203,7 @@ def engine(name: str) -> str:
     return found.group() if found else name
 
 
-def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(results: dict[str, dict[str, Any]], shapes: int) -> list[dict[str, Any]]:
     """A row for each device, op and engine: sizes, and what did not build."""
     rows: list[dict[str, Any]] = []
     for key, result in results.items():
@@ -212,7 +227,7 @@ def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         if unbuilt:
             rows.append({**base, "engine": "(not built)", "plans": unbuilt})
         rows += [
-            {**base, "engine": f"no plan ({count} of {len(SHAPES)} shapes): {error}"}
+            {**base, "engine": f"no plan ({count} of {shapes} shapes): {error}"}
             for error, count in errors.items()
         ]
     return rows
@@ -238,6 +253,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="plan_sizes", description=(__doc__ or "").split("\n")[0])
     made.add_argument("--sm", default=",".join(map(str, DEVICES)))
     made.add_argument("--op", default=",".join(OPS))
+    made.add_argument("--shape", action="append", default=[], metavar="BxMxNxK")
+    made.add_argument("--without-driver", action="store_true")
     made.add_argument("-o", "--out", type=Path, default=Path("plan-sizes-out"))
     made.add_argument("--seconds", type=float, default=180.0, help="limit for one device and op")
     made.add_argument("-j", "--jobs", type=int, default=6)
@@ -245,28 +262,53 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+class BadInput(Exception):
+    """What is wrong, in one line."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    if options.child:
-        sm, op = options.child.split(".")
-        child(int(sm), op)
-        return 0
+    try:
+        shapes = [parsed(text) for text in options.shape] or SHAPES
+        if options.child:
+            sm, op = options.child.split(".")
+            child(int(sm), op, shapes)
+            return 0
+        return _main(options, shapes)
+    except (BadInput, stand_in_driver.NoStandIn) as error:
+        print(f"plan_sizes: {error}", file=sys.stderr)
+        return 2
+
+
+def parsed(text: str) -> Shape:
+    """(batch, m, n, k) of ``1x16x4096x4096``. Raises :class:`BadInput`."""
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", text)
+    if found is None or "0" in found.groups():
+        raise BadInput(f"--shape {text}, wanted four numbers above 0, such as 1x16x4096x4096")
+    b, m, n, k = map(int, found.groups())
+    return b, m, n, k
+
+
+def _main(options: argparse.Namespace, shapes: list[Shape]) -> int:
     try:
         devices = [int(each) for each in options.sm.split(",")]
     except ValueError:
         devices = []
     ops = options.op.split(",")
     if not devices or set(devices) - set(DEVICES) or set(ops) - set(OPS):
-        print(
-            f"plan_sizes: --sm {options.sm} --op {options.op}, wanted some of "
-            f"{','.join(map(str, DEVICES))} and of {','.join(OPS)}",
-            file=sys.stderr,
+        raise BadInput(
+            f"--sm {options.sm} --op {options.op}, wanted some of "
+            f"{','.join(map(str, DEVICES))} and of {','.join(OPS)}"
         )
-        return 2
     keys = [f"{sm}.{op}" for sm in devices for op in ops]
-    results = run(keys, options.seconds, options.jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        variables: dict[int, dict[str, str]] = {}
+        if options.without_driver:
+            stand_in_driver.build(Path(folder))
+            variables = {sm: stand_in_driver.environment(Path(folder), sm) for sm in devices}
+        results = run(keys, shapes, options.seconds, options.jobs, variables)
     versions = {result["cudnn"] for result in results.values() if "cudnn" in result}
-    rows = summary(results)
+    rows = summary(results, len(shapes))
     text = table(rows, ", ".join(map(str, sorted(versions))) or "(none)")
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "plan-sizes.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -274,19 +316,28 @@ def main(arguments: list[str] | None = None) -> int:
     print(text)
     built = [row for row in rows if "most" in row]
     if not built:
-        print("plan_sizes: no plan builds here (without libcuda none does)", file=sys.stderr)
-        return 2
+        raise BadInput("no plan builds here (without libcuda none does: see --without-driver)")
     return 0 if all(row["covered"] for row in built) else 1
 
 
-def run(keys: list[str], seconds: float, jobs: int) -> dict[str, dict[str, Any]]:
-    """A process for each of ``keys``; a crash or a hang is that key's error."""
+def run(
+    keys: list[str],
+    shapes: list[Shape],
+    seconds: float,
+    jobs: int,
+    variables: dict[int, dict[str, str]],
+) -> dict[str, dict[str, Any]]:
+    """A process for each of ``keys``, with the ``variables`` of its device in the environment; a
+    crash or a hang is that key's error."""
     from concurrent.futures import ThreadPoolExecutor
+
+    named = [each for b, m, n, k in shapes for each in ("--shape", f"{b}x{m}x{n}x{k}")]
 
     def one(key: str) -> dict[str, Any]:
         try:
             done = subprocess.run(
-                [sys.executable, __file__, "--child", key],
+                [sys.executable, __file__, "--child", key, *named],
+                env={**os.environ, **variables.get(int(key.split(".")[0]), {})},
                 capture_output=True,
                 text=True,
                 timeout=seconds,

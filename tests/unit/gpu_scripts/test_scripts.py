@@ -127,7 +127,8 @@ def test_sizes_are_grouped_by_engine() -> None:
             "90.fp8": {"cudnn": 1, "rows": rows},
             "120.fp4": {"cudnn": 1, "rows": [declined, declined]},
             "121.fp4": {"error": "no end after 9 s"},
-        }
+        },
+        4,
     )
     assert [row["engine"] for row in seen] == [
         "eng0",
