@@ -64,13 +64,14 @@ H200: dict[str, Any] = {
     "totalGlobalMem": 150109880320,
     "smClockRateKHz": 1980000,
     "memClockRateKHz": 3201000,
+    "memoryBusWidth": 6144,  # bits; asked for by cuDNN 9.28
     "l2CacheSize": 62914560,
     "cudaDeviceId": 0,
     "deviceVer": 900,
     "driverVer": 13000,
     "deviceName": "NVIDIA H200",
 }
-_DATA_CENTRE = {"multiProcessorCount": 148, "totalGlobalMem": 180 << 30}
+_DATA_CENTRE = {"multiProcessorCount": 148, "totalGlobalMem": 180 << 30, "memoryBusWidth": 8192}
 _WORKSTATION = {
     "maxSharedMemoryPerBlockOptin": 101376,
     "maxThreadsPerSM": 1536,
@@ -86,6 +87,7 @@ DEVICES: dict[int, dict[str, Any]] = {
         **_WORKSTATION,
         "multiProcessorCount": 188,
         "totalGlobalMem": 96 << 30,
+        "memoryBusWidth": 512,
         "deviceName": "NVIDIA RTX PRO 6000 Blackwell",
     },
     121: {
@@ -93,6 +95,7 @@ DEVICES: dict[int, dict[str, Any]] = {
         "multiProcessorCount": 48,
         "totalGlobalMem": 128 << 30,
         "l2CacheSize": 24 << 20,
+        "memoryBusWidth": 256,
         "deviceName": "NVIDIA GB10",
     },
 }
