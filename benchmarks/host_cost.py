@@ -15,6 +15,7 @@ Per case: median and 99th percentile of single calls in microseconds, over all r
 idle before each batch of calls; the same over torch's function as a ratio. Per variant: the first
 two calls of new signatures; for a fork, bytes of Python objects for each signature remembered, and
 what the pieces of a prepared launch cost. Ops that this GPU has not are listed with the reason.
+``plot_host_cost.py`` draws the result.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ logarithmic axis; torch's own function of the same rows is the black one.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
+
+import plots
 
 MARKS = (("#c0392b", "o"), ("#7d6608", "D"), ("#1f618d", "s"), ("#145a32", "^"), ("#6c3483", "v"))
 TORCH = ("#000000", "|")
@@ -35,12 +37,7 @@ def points(report: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     """The files written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "host cost"  # the same input gives the same file
-    from matplotlib import pyplot
-
+    pyplot = plots.pyplot("host-cost")
     found = points(report)
     cases = sorted(found, reverse=True)
     variants = [name for name in report["us"] if name != "torch"]
@@ -62,35 +59,8 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     axis.grid(alpha=0.3)
     axis.set_xlabel("microseconds of one eager call on the host, median; M = 1, 16, 512")
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6, fontsize=9, frameon=False)
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for ending, metadata in (("svg", {"Date": None}), ("png", {})):
-        path = folder / f"host-cost.{ending}"
-        figure.savefig(path, dpi=110, metadata=metadata)
-        written.append(path)
-    pyplot.close(figure)
-    return written
-
-
-def main() -> int:
-    made = argparse.ArgumentParser(prog="plot_host_cost")
-    made.add_argument("report", type=Path)
-    made.add_argument("-o", "--out", type=Path)
-    options = made.parse_args()
-    try:
-        report = json.loads(options.report.read_text())
-        written = draw(report, options.out or options.report.parent)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{options.report} is no run of host_cost: {error!r}"
-        print(f"plot_host_cost: {why}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        print(f"plot_host_cost: {error}: pip install -r requirements/plot.txt", file=sys.stderr)
-        return 2
-    print(", ".join(map(str, written)))
-    return 0
+    return plots.save(figure, folder, "host-cost")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(plots.command("plot_host_cost", "a run of host_cost", draw))

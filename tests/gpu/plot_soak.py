@@ -5,11 +5,13 @@ Needs matplotlib alone (``requirements/plot.txt``); no GPU. Writes ``soak.svg`` 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import plots
 
 #: (title, unit, what of a sample is drawn).
 PANELS = (
@@ -23,12 +25,7 @@ STYLES = (("#c0392b", "-"), ("#1f618d", "-"), ("#7d6608", "--"), ("#145a32", ":"
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     """One panel a figure, one line a wheel, over the steps. The files written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "soak"  # the same input gives the same file
-    from matplotlib import pyplot
-
+    pyplot = plots.pyplot("soak")
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 6.4), sharex=True)
     for axis, (title, unit, value) in zip(axes.flat, PANELS, strict=True):
         for (label, run), (colour, line) in zip(result["runs"].items(), STYLES, strict=False):
@@ -50,34 +47,8 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         f"{result['date'][:10]} (a cross: the process died)",
         fontsize=10,
     )
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for ending, metadata in (("svg", {"Date": None}), ("png", {})):
-        path = folder / f"soak.{ending}"
-        figure.savefig(path, dpi=110, metadata=metadata)
-        written.append(path)
-    pyplot.close(figure)
-    return written
-
-
-def main() -> int:
-    made = argparse.ArgumentParser(prog="plot_soak")
-    made.add_argument("soak", type=Path)
-    made.add_argument("-o", "--out", type=Path)
-    options = made.parse_args()
-    try:
-        result = json.loads(options.soak.read_text())
-        written = draw(result, options.out or options.soak.parent)
-    except (OSError, ValueError, KeyError) as error:
-        print(f"plot_soak: {options.soak} is no soak: {error}", file=sys.stderr)
-        return 2
-    except ImportError as error:
-        print(f"plot_soak: {error}: pip install -r requirements/plot.txt", file=sys.stderr)
-        return 2
-    print(", ".join(map(str, written)))
-    return 0
+    return plots.save(figure, folder, "soak")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(plots.command("plot_soak", "a soak.json", draw))
