@@ -30,8 +30,8 @@ class Label:
 
 LABELS = {
     1: Label(
-        runtime="c1a596a90dac05500ab4b4649a10198d7582251b69eada769bae5395005132a9",
-        delta="408994affa0c69b5cd914127e506dc328b973765045663a49ebd3da6c8718cd8",
+        runtime="ef7738a03387faa2fe9f9e5d6d62e00aa5a4103fbcfa95dea86f9eeaa39f7f7f",
+        delta="56acf2eaf37a425dd12b441c0456b4a1853d5459aa0d4ab5f71011dbbbcd440d",
     ),
 }
 CURRENT = max(LABELS)

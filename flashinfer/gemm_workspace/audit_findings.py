@@ -109,7 +109,7 @@ class Findings:
         return counted
 
     def of(self, verdicts: Collection[Verdict] = tuple(Verdict)) -> Iterator[Finding]:
-        """The findings of these verdicts, in order; without any named, all."""
+        """The findings of these verdicts, in order; all of them unless ``verdicts`` is given."""
         said, first = self._said, 0
         wanted = [verdict in verdicts for verdict in said.verdicts]
         places_of: dict[tuple[Layout, tuple[str, ...]], list[tuple[str, int | None]]] = {}

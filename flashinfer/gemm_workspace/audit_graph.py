@@ -70,14 +70,6 @@ class Node(NamedTuple):
     unread: tuple[str, ...] = ()
 
 
-class Word(NamedTuple):
-    """Eight bytes of a node that may be a device address."""
-
-    where: str
-    offset: int | None  # in the part; None for an extent
-    value: int
-
-
 def looks_like_an_address(value: int) -> bool:
     """Whether a word of a parameter can hardly be two 32-bit numbers side by side."""
     return value >= HIGH or value % _ALIGNMENT == 0
@@ -105,13 +97,3 @@ def candidates(data: bytes) -> list[tuple[int, int]]:
 def places(layout: Layout) -> list[tuple[str, int | None]]:
     """Of each word in turn, its part and its offset there in bytes."""
     return [(where, 8 * number) for where, count in layout for number in range(count)]
-
-
-def words(node: Node) -> Iterator[Word]:
-    """Every word of ``node`` that may be a device address, in order."""
-    parts = packed(node.parts)
-    where = places(parts.layout)
-    for number, value in candidates(parts.data):
-        yield Word(*where[number], value)
-    for name, address, _ in node.extents:
-        yield Word(name, None, address)

@@ -151,7 +151,7 @@ class History:
         return self._oldest is not None and self._oldest <= time
 
     def freed_since(self, block: Block, time: int) -> Freed | None:
-        """The last free of exactly ``block`` after ``time``."""
+        """The last free, after ``time``, of memory that began where ``block`` does."""
         nbytes = self._bytes_at.get(block.address)
         freed = None if nbytes is None else self._freed(block.address, nbytes)
         return freed if freed is not None and (freed.time or 0) > time else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .audit_graph import Bytes, Extent, Layout, Node, Packed
+from .audit_graph import Bytes, Extent, Layout, Node, Packed, packed
 from .audit_memory import Place
 from .driver import _bindings, _call, _working
 from .errors import DriverError, DriverUnavailable
@@ -191,8 +191,7 @@ class _Reader:
         if extra:
             blob, why = _extra(extra)
             if blob:
-                packed = Packed((("extra", len(blob) // 8),), blob)
-                parts = (*parts, *packed) if arguments else packed
+                parts = packed((*parts, Bytes("extra", blob)))
             unread += [why] if why else []
         if not arguments and not extra and (function.parameters or function.unread):
             unread.append("the driver gives no parameters for it")

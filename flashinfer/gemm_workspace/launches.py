@@ -159,7 +159,8 @@ class _Seen:
             return operator.itemgetter(self.given)
         size, strides = tuple(self.result.shape), self.result.stride()
         dtype, device = self.result.dtype, self.result.device
-        # What torch.empty, which the releases call, does for a size it must parse: 0.3 us less.
+        # With the strides known torch need not find them: 0.3 us less than torch.empty, which the
+        # releases call for the same memory.
         return lambda _: torch.empty_strided(size, strides, dtype=dtype, device=device)
 
     def workspaces(self) -> Callable[[int], torch.Tensor] | None:

@@ -49,10 +49,6 @@ PLANS = 1000
 # Ways to write a call of one op; further ones take the release's path.
 FORMS = 64
 
-# Quick ways to tell one signature. One is enough while its tensors are all of one kind; those of
-# inference mode are another kind, and a warm-up may run in it where the server does not.
-QUICKS = 4
-
 # On the way of every call, so bound once.
 _dynamo_tracing = torch_internals.dynamo_tracing
 _modes_active = torch_internals.modes_active
@@ -65,10 +61,7 @@ _raw_stream = torch_internals.raw_stream
 class _Known:
     """A signature: its launch, or why there is none."""
 
-    __slots__ = (
-        *("call", "gone", "hits", "index", "key", "native", "plan"),
-        *("quicks", "source", "tuning"),
-    )
+    __slots__ = ("call", "gone", "hits", "index", "key", "native", "plan", "source", "tuning")
 
     def __init__(self, key: Hashable, index: int, tuning: Tuning, made: Prepared | None) -> None:
         self.key, self.index, self.tuning = key, index, tuning
@@ -77,7 +70,6 @@ class _Known:
         self.plan: int | None = None if made is None else made.plan
         self.native: NativeCall | None = None
         self.gone = False
-        self.quicks = 0
         self.hits = 0  # of threads that count at once one may be lost
 
 
@@ -140,7 +132,7 @@ class _Memory:
         with self.lock:
             while len(self.table) >= SIGNATURES:
                 self._let_go(next(iter(self.table)))
-            if len(self.quick) >= SIGNATURES:
+            if len(self.quick) >= 2 * SIGNATURES:  # in inference mode and not
                 self.quick = {}
             table = self.table
             table[known.key] = known
@@ -214,11 +206,9 @@ class _Memory:
             return key, known
         before = self.quick.get(brief)
         # A brief key that two signatures share is the first one's.
-        free = before is None or before.known.gone or before.known is known
-        if free and known.quicks < QUICKS:
+        if before is None or before.known.gone:
             quick = _quick(known, form, values)
             if quick is not None:
-                known.quicks += 1
                 self.quick[brief] = quick
                 if known.gone:  # forgotten since it was found: not in the dict that is new by then
                     self.quick.pop(brief, None)

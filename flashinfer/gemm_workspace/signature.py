@@ -33,8 +33,9 @@ class Form(NamedTuple):
     key: Callable[..., Hashable]
     # A key that is cheap, and equal for few signatures; whether some tensor is not aligned to
     # ALIGNMENT (0 or not); and the tensors' addresses, 0 for ``None``, in the order of
-    # ``tensors``. Equal brief keys: the same arguments are None, and those that are no tensors
-    # are equal.
+    # ``tensors``. Equal brief keys: the same arguments are None, those that are no tensors are
+    # equal, and both calls are in inference mode or neither is: its tensors are of another kind,
+    # and a warm-up may run in it where the server does not.
     brief: Callable[..., tuple[Hashable, int, tuple[int, ...]]]
     names: tuple[str, ...]  # of the arguments
     tensors: tuple[int, ...]  # places of the tensors among them
@@ -60,9 +61,9 @@ def brief({arguments}):
     addresses = {"".join(f"0 if v{i} is None else v{i}.data_ptr(), " for i in places) or "()"}
     {", ".join(f"p{i}" for i in places) or "_"}{"," if places else ""} = addresses
     unaligned = ({" | ".join(f"p{i}" for i in places) or "0"}) & {ALIGNMENT - 1}
-    return ({", ".join([str(number), *plain, *sizes])},), unaligned, addresses
+    return ({", ".join([str(number), "inference()", *plain, *sizes])},), unaligned, addresses
 """
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"inference": torch.is_inference_mode_enabled}
     exec(compile(source, f"<signature of {', '.join(names)}>", "exec"), scope)
     return Form(scope["key"], scope["brief"], names, tuple(places))
 

@@ -11,10 +11,12 @@ import struct
 import pytest
 
 from flashinfer.gemm_workspace.audit_findings import Finding, Findings
-from flashinfer.gemm_workspace.audit_graph import Bytes, Extent, Node, Packed, words
+from flashinfer.gemm_workspace.audit_graph import Bytes, Extent, Node, Packed
 from flashinfer.gemm_workspace.audit_memory import Snapshot
 from flashinfer.gemm_workspace.audit_owners import Known, Verdict
 from flashinfer.gemm_workspace.audit_report import Report
+
+from .audit_words import words
 
 BASE = 0x7F00_0000_0000
 BLOCKS = 40

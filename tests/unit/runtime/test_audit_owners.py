@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer.gemm_workspace.audit import judge
-from flashinfer.gemm_workspace.audit_graph import HIGH, Bytes, Extent, Node, words
+from flashinfer.gemm_workspace.audit_graph import HIGH, Bytes, Extent, Node
 from flashinfer.gemm_workspace.audit_memory import (
     AtCapture,
     History,
@@ -20,6 +20,8 @@ from flashinfer.gemm_workspace.audit_memory import (
     Snapshot,
 )
 from flashinfer.gemm_workspace.audit_owners import Known, Verdict
+
+from .audit_words import words
 
 KIB = 1024
 POOL = (0, 5)

@@ -28,7 +28,7 @@ READ = """
 import ctypes, dataclasses, json, sys
 lib = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
 from flashinfer.gemm_workspace import driver_graph
-from flashinfer.gemm_workspace.audit_graph import words
+from tests.unit.runtime.audit_words import words
 with driver_graph.reading(0) as reader:
     nodes = reader.nodes(ctypes.addressof(ctypes.c_char.in_dll(lib, "graph")))
     places = [reader.lookup(int(address)) for address in sys.argv[1:]]
