@@ -402,12 +402,14 @@ def summary(taken: list[int]) -> dict[str, float]:
 
 
 def ratios(figures: dict[str, dict[str, dict[str, float]]]) -> Iterator[dict[str, Any]]:
-    """Each case's median over that of torch's function, for the same rows."""
+    """Each case's median over that of torch's function, for the same rows, and with an output
+    given where the case has one."""
     for case in sorted({case for cases in figures.values() for case in cases}):
         name, _, rows = case.rpartition(" ")
         if name.startswith("torch"):
             continue
         base = "torch._scaled_mm" if "fp8" in name or "fp4" in name else "torch.mm"
+        base += " out" if name.endswith(" out") else ""
         reference = figures["torch"].get(f"{base} {rows}")
         for variant, cases in figures.items():
             if case in cases and reference:

@@ -24,8 +24,7 @@ def points(report: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for row in report["ratios"]:
         case, _, rows = row["case"].rpartition(" ")
-        base = f"{row['over']}{' out' if case.endswith(' out') else ''} {rows}"
-        reference = report["us"]["torch"][base]["median"]
+        reference = report["us"]["torch"][f"{row['over']} {rows}"]["median"]
         of = found.setdefault(case, {})
         of.setdefault(row["variant"], []).append(
             report["us"][row["variant"]][row["case"]]["median"]

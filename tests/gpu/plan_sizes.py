@@ -12,7 +12,8 @@ build says so. To see another cuDNN, install it somewhere and put it first on th
 ``pip install --target OTHER nvidia-cudnn-cu13==V`` and ``PYTHONPATH=OTHER``.
 
 ``--without-driver`` is for a machine without a GPU: it compiles a stand-in for the driver
-(:mod:`stand_in_driver`, which says what that leaves out).
+(:mod:`stand_in_driver`, which says what that leaves out). It needs a C compiler, and cuBLASLt and
+NVRTC on the path as well (nvidia-cublas, nvidia-cuda-nvrtc).
 
 Exit status 0: 40 MiB cover every size seen; 1: they do not; 2: bad input, or no plan builds.
 """
@@ -21,11 +22,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
+import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import stand_in_driver
+from catalogue.command import exit_status, output_folder, work_folder, write_whole
+from catalogue.wheels import BadInput
 
 DEFAULT = 40 << 20
 Shape = tuple[int, int, int, int]
@@ -265,62 +269,62 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-class BadInput(Exception):
-    """What is wrong, in one line."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    try:
-        shapes = [parsed(text) for text in options.shape] or SHAPES
-        if options.child:
-            sm, op = options.child.split(".")
-            child(int(sm), op, shapes)
-            return 0
-        return _main(options, shapes)
-    except (BadInput, stand_in_driver.NoStandIn) as error:
-        print(f"plan_sizes: {error}", file=sys.stderr)
-        return 2
+    return exit_status("plan_sizes", lambda: _main(options))
 
 
 def parsed(text: str) -> Shape:
     """(batch, m, n, k) of ``1x16x4096x4096``. Raises :class:`BadInput`."""
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", text)
-    if found is None or "0" in found.groups():
+    found = re.fullmatch(r"([0-9]+)x([0-9]+)x([0-9]+)x([0-9]+)", text)
+    b, m, n, k = map(int, found.groups()) if found else (0, 0, 0, 0)
+    if min(b, m, n, k) < 1:
         raise BadInput(f"--shape {text}, wanted four numbers above 0, such as 1x16x4096x4096")
-    b, m, n, k = map(int, found.groups())
     return b, m, n, k
 
 
-def _main(options: argparse.Namespace, shapes: list[Shape]) -> int:
-    try:
-        devices = [int(each) for each in options.sm.split(",")]
-    except ValueError:
-        devices = []
-    ops = options.op.split(",")
-    if not devices or set(devices) - set(DEVICES) or set(ops) - set(OPS):
-        raise BadInput(
-            f"--sm {options.sm} --op {options.op}, wanted some of "
-            f"{','.join(map(str, DEVICES))} and of {','.join(OPS)}"
-        )
+def _main(options: argparse.Namespace) -> int:
+    shapes = [parsed(text) for text in options.shape] or SHAPES
+    if options.child:
+        sm, _, op = options.child.partition(".")
+        devices, ops = _wanted(sm, op)
+        child(*devices, *ops, shapes)
+        return 0
+    devices, ops = _wanted(options.sm, options.op)
+    if options.jobs < 1:
+        raise BadInput(f"-j is {options.jobs}, wanted at least 1")
+    if not 0 < options.seconds < math.inf:
+        raise BadInput(f"--seconds is {options.seconds:g}, wanted a number above 0")
+    output_folder(options.out)
     keys = [f"{sm}.{op}" for sm in devices for op in ops]
-    with tempfile.TemporaryDirectory() as folder:
+    with work_folder(None, "plan-sizes") as folder:
         variables: dict[int, dict[str, str]] = {}
         if options.without_driver:
-            stand_in_driver.build(Path(folder))
-            variables = {sm: stand_in_driver.environment(Path(folder), sm) for sm in devices}
+            stand_in_driver.build(folder)
+            variables = {sm: stand_in_driver.environment(folder, sm) for sm in devices}
         results = run(keys, shapes, options.seconds, options.jobs, variables)
     versions = {result["cudnn"] for result in results.values() if "cudnn" in result}
     rows = summary(results, len(shapes))
     text = table(rows, ", ".join(map(str, sorted(versions))) or "(none)")
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "plan-sizes.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "plan-sizes.md").write_text(text)
     print(text)
     built = [row for row in rows if "most" in row]
     if not built:
-        raise BadInput("no plan builds here (without libcuda none does: see --without-driver)")
+        driver = "" if options.without_driver else "; without a driver none does: --without-driver"
+        raise BadInput(f"no plan was built, for the reasons above{driver}; nothing is written")
+    write_whole(options.out / "plan-sizes.json", json.dumps(results, indent=1) + "\n")
+    write_whole(options.out / "plan-sizes.md", text)
     return 0 if all(row["covered"] for row in built) else 1
+
+
+def _wanted(sm: str, op: str) -> tuple[list[int], list[str]]:
+    """Devices and ops of two lists with commas. Raises :class:`BadInput`."""
+    names = {str(known): known for known in DEVICES}
+    devices, ops = sm.split(","), op.split(",")
+    if set(devices) - set(names) or set(ops) - set(OPS):
+        raise BadInput(
+            f"--sm {sm} --op {op}, wanted some of {','.join(names)} and of {','.join(OPS)}"
+        )
+    return [names[each] for each in devices], ops
 
 
 def run(
@@ -351,12 +355,16 @@ def run(
         try:
             answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         except (IndexError, ValueError):
-            last = (done.stderr.strip().splitlines() or [""])[-1]
-            return {"error": f"exit status {done.returncode}: {last[:300]}"}
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"error": f"{_ended(done.returncode)}: {last[:300]}"}
         return answer
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(keys, pool.map(one, keys), strict=True))
+
+
+def _ended(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from catalogue.command import exit_status, work_folder
+from catalogue.command import exit_status, output_folder, work_folder, write_whole
 from catalogue.runner import FACTS_SECONDS, WARM_SECONDS, arch_list, environment_of
 from catalogue.wheels import BadInput, Wheel, unpack
 
@@ -85,6 +85,7 @@ def _main(options: argparse.Namespace, given: list[str]) -> int:
         (work / "wheels").mkdir(parents=True, exist_ok=True)
         wheels = unpack(options.wheels, work / "wheels")
         arch = arch_list()
+        output_folder(options.out)
         runs: dict[str, Any] = {}
         steps = options.steps
         for wheel in wheels:
@@ -262,12 +263,9 @@ def _write(result: dict[str, Any], options: argparse.Namespace) -> int:
         f"- Software: torch {facts['torch']}, cuDNN {facts['cudnn']}\n"
         f"- Command: `{result['command']}`, seed {result['seed']}\n\n"
     )
-    options.out.mkdir(parents=True, exist_ok=True)
     name = "memcheck" if options.sanitize else "soak"
     for ending, text in (("json", json.dumps(result)), ("md", head + table(result) + "\n")):
-        partial = options.out / f".{name}.{ending}.partial"
-        partial.write_text(text)
-        partial.replace(options.out / f"{name}.{ending}")
+        write_whole(options.out / f"{name}.{ending}", text)
     print(table(result))
     print(f"\nwritten: {options.out / name}.json, {options.out / name}.md")
     wrong = [

@@ -1,23 +1,26 @@
 """A stand-in for libcuda and libcudart, for a machine without a GPU: enough to build cuDNN plans.
 
 cuDNN builds plans from the description of a device, but wants a driver to be there. This one has
-every function that is looked for in it; none does anything, and each fails when it is called, but
-for the version, the count of devices (none) and, in the runtime, the compute capability of the
-description. So engines that need a device to be planned (cuBLASLt's, eng0) offer nothing; the
-others plan as they do beside a real driver: for cuDNN 9.19 and SM90 the sizes are those that an
-H200's driver gave (docs/evidence/plan-sizes.md).
+every function that is looked for in it, and each fails with "no device", but for a few that say:
+there is a driver, its version, where its functions are, what an error is called, that there are
+no devices, and that device 0 is current and has the compute capability of the description (all
+its other attributes are 0). So engines that need a device to be planned (cuBLASLt's, eng0) offer
+nothing; the others plan as they do beside a real driver: for cuDNN 9.19 and SM90 the sizes are
+those that an H200's driver gave (docs/evidence/plan-sizes.md).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import mmap
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+
+from catalogue.wheels import BadInput
 
 #: In the environment of a process: ten times the major version plus the minor one.
 CAPABILITY = "STAND_IN_CAPABILITY"
@@ -75,10 +78,6 @@ _C = ("cc", "gcc", "clang", "c++")
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, cudaErrorNoDevice
 
 
-class NoStandIn(Exception):
-    """Why there is none, in one line."""
-
-
 def environment(folder: Path, capability: int) -> dict[str, str]:
     """Variables for a process that is to plan over the stand-in of ``folder``."""
     path = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -86,25 +85,21 @@ def environment(folder: Path, capability: int) -> dict[str, str]:
 
 
 def build(folder: Path) -> None:
-    """Compile the stand-in for the cudnn-frontend and cuDNN on the path into ``folder``, with a
-    link to cuDNN. Raises :class:`NoStandIn`."""
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, _C)), None)
-    if compiler is None:
-        raise NoStandIn(f"no C compiler: neither $CC nor one of {', '.join(_C)} on the PATH")
-    frontend, libraries = _frontend(), _cudnn()
+    """Compile the stand-in for the cudnn-frontend and cuDNN on the path into ``folder``, beside
+    links to cuDNN and what it loads. Raises BadInput for what is missing."""
+    named = os.environ.get("CC")
+    compiler = shlex.split(named) if named else list(filter(None, map(shutil.which, _C)))[:1]
+    if not compiler:
+        raise BadInput(f"no C compiler: neither $CC nor one of {', '.join(_C)} is on the PATH")
+    frontend, libraries, companions = _frontend(), _cudnn(), _companions()
+    driver, runtime = _names(_DRIVER, [*libraries, *frontend]), _names(_RUNTIME, frontend)
     folder.mkdir(parents=True, exist_ok=True)
-    for library in libraries:
+    for library in (*libraries, *companions):
         # The frontend looks for libcudnn.so, which the wheel does not have.
         for name in {library.name, re.sub(r"\.so\..*", ".so", library.name)}:
             link = folder / name
             link.unlink(missing_ok=True)
             link.symlink_to(library)
-    for library in _compilers():
-        link = folder / library.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(library)
-    driver = _names(_DRIVER, [*libraries, *frontend])
-    runtime = _names(_RUNTIME, frontend)
     _compile(compiler, folder / "libcuda.so.1", _DRIVER_OWN, driver)
     for major in (12, 13):
         _compile(compiler, folder / f"libcudart.so.{major}", _RUNTIME_OWN, runtime)
@@ -115,54 +110,72 @@ def _found(module: str) -> list[Path]:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
         return []
-    return [Path(each) for each in (spec and spec.submodule_search_locations) or ()]
+    except Exception as error:  # find_spec imports the packages above it
+        raise BadInput(f"the package above {module} does not import: {error!r}") from None
+    return [Path(each).absolute() for each in (spec and spec.submodule_search_locations) or ()]
 
 
 def _frontend() -> list[Path]:
     for folder in _found("cudnn"):
         if built := sorted(folder.glob("_compiled_module*.so")):
             return built
-    raise NoStandIn("no cudnn-frontend on the path: pip install nvidia-cudnn-frontend")
+    raise BadInput("no cudnn-frontend on the path: pip install nvidia-cudnn-frontend")
 
 
 def _cudnn() -> list[Path]:
     for folder in _found("nvidia.cudnn"):
         if found := sorted((folder / "lib").glob("libcudnn*.so.*")):
             return found
-    raise NoStandIn("no cuDNN on the path: pip install nvidia-cudnn-cu13, or --target a folder")
+    raise BadInput("no cuDNN on the path: pip install nvidia-cudnn-cu13, or --target a folder")
 
 
-def _compilers() -> list[Path]:
-    """NVRTC and cuBLASLt, where they are; a cuDNN engine without its own offers nothing."""
+def _companions() -> list[Path]:
+    """What cuDNN loads: cuBLASLt, without which it aborts, and NVRTC, which its engines want."""
     found: list[Path] = []
-    for module in ("nvidia.cu13", "nvidia.cuda_nvrtc", "nvidia.cublas"):
-        for folder in _found(module):
-            for name in ("libnvrtc*.so.*", "libcublas*.so.*"):
-                found += sorted((folder / "lib").glob(name))
+    for name, package in (("libcublas", "nvidia-cublas"), ("libnvrtc", "nvidia-cuda-nvrtc")):
+        of = [
+            library
+            for module in ("nvidia.cu13", "nvidia.cublas", "nvidia.cuda_nvrtc")
+            for folder in _found(module)
+            for library in sorted((folder / "lib").glob(f"{name}*.so.*"))
+        ]
+        if not of:
+            raise BadInput(f"no {name} on the path: pip install {package}, or --target a folder")
+        found += of
     return found
 
 
 def _names(pattern: bytes, libraries: Iterable[Path]) -> set[str]:
     found: set[str] = set()
     for library in libraries:
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
-            found |= {name.decode() for name in re.findall(pattern, m)}
+        try:
+            data = library.read_bytes()
+        except OSError as error:
+            raise BadInput(
+                f"{library} cannot be read ({error.strerror}): install it again"
+            ) from None
+        found |= {name.decode() for name in re.findall(pattern, data)}
     return found
 
 
-def _compile(compiler: str, target: Path, own: str, names: set[str]) -> None:
+def _compile(compiler: list[str], target: Path, own: str, names: set[str]) -> None:
     mine = set(re.findall(r"\b(cu\w+)\(", own))
     source = own + "".join(
         f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in sorted(names - mine)
     )
     flags = ["-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{target.name}"]
-    done = subprocess.run(
-        [compiler, *flags, "-o", str(target), "-ldl"],
-        input=source,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*compiler, *flags, "-o", str(target), "-ldl"],
+            input=source,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        said = f"{shlex.join(compiler)} does not run ({error.strerror})"
+        raise BadInput(f"{said}: set $CC to a C compiler") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NoStandIn(f"{compiler} cannot make {target.name}: {last[:200]}")
+        said = f"{shlex.join(compiler)} cannot make {target.name}: {last[:200]}"
+        raise BadInput(f"{said}: set $CC to another C compiler")

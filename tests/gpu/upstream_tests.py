@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from catalogue.command import exit_status, work_folder
+from catalogue.command import exit_status, output_folder, work_folder, write_whole
 from catalogue.runner import arch_list, environment_of
 from catalogue.wheels import BadInput, Wheel, unpack
 
@@ -81,6 +81,7 @@ def _main(options: argparse.Namespace, given: list[str]) -> int:
         copy = work / "checkout"
         shutil.copytree(options.checkout / "tests", copy / "tests", dirs_exist_ok=True)
         arch = arch_list()
+        output_folder(options.out)
         seen = {wheel.label: _run(wheel, copy, files, work, options, arch) for wheel in wheels}
     result = compared(seen, known)
     result.update(
@@ -88,10 +89,9 @@ def _main(options: argparse.Namespace, given: list[str]) -> int:
         command="python tests/gpu/upstream_tests.py " + shlex.join(given),
         files=files,
     )
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "upstream.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_whole(options.out / "upstream.json", json.dumps(result, indent=1) + "\n")
     text = table(result)
-    (options.out / "upstream.md").write_text(text)
+    write_whole(options.out / "upstream.md", text)
     print(text)
     return 1 if result["unexpected"] else 0
 

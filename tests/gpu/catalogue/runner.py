@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, schedule
-from .command import exit_status, work_folder
+from .command import exit_status, output_folder, work_folder, write_whole
 from .launch import CHILD, Fresh, Launcher, Server, ServerEnded
 from .wheels import BadInput, Wheel, unpack
 
@@ -83,6 +83,7 @@ def _main(options: argparse.Namespace, given: list[str], command: tuple[str, ...
             (work / name).mkdir(parents=True, exist_ok=True)
         wheels = unpack(options.wheels, work / "wheels")
         arch = arch_list()
+        output_folder(options.out)
         with ThreadPoolExecutor(len(wheels)) as pool:
             futures = [pool.submit(_ready, wheel, work, options, arch, command) for wheel in wheels]
             ready, failed = [], None
@@ -295,14 +296,8 @@ def _sha256(path: Path) -> str:
 
 def _write(run: dict[str, Any], options: argparse.Namespace, started: float) -> int:
     run["seconds"] = round(time.monotonic() - started, 1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("catalogue.json", json.dumps(run, indent=1) + "\n"),
-        ("catalogue.md", report.markdown(run)),
-    ):
-        partial = options.out / f".{name}.partial"
-        partial.write_text(text)
-        partial.replace(options.out / name)
+    write_whole(options.out / "catalogue.json", json.dumps(run, indent=1) + "\n")
+    write_whole(options.out / "catalogue.md", report.markdown(run))
     print(report.markdown(run).split("## Figures")[0].rstrip())
     bad = report.failures(run)
     if not options.no_send:

@@ -113,6 +113,7 @@ def test_bad_input(
     assert "no wheel nowhere.whl" in refused(["nowhere.whl"], capsys)
     assert "two wheels are called 1.0" in refused([wheel, wheel], capsys)
     assert "-j is 0" in refused([wheel, "-j", "0"], capsys)
+    assert f"-o {wheel}/a: {wheel} is no folder" in refused([wheel, "-o", f"{wheel}/a"], capsys)
     assert "--site /nowhere is no folder" in refused([wheel, "--site", "/nowhere"], capsys)
     broken = tmp_path / "flashinfer_python-2.0-py3-none-any.whl"
     broken.write_bytes(b"no archive")
