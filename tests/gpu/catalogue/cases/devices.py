@@ -43,8 +43,8 @@ def one_process(lane: str) -> Outcome:
                 graphs.append(call.captured(20, stream=stream))
                 calls.append(call)
             others.append(Others(8, device=device))
-    # With the other device current, too: the operands say where a call runs. The releases' handle of
-    # cuDNN takes no stream then, which is an error and harms nothing.
+    # With the other device current, too: the operands say where a call runs. The releases' cuDNN
+    # handle takes no stream then, which is an error and harms nothing.
     crossed = []
     for call, reference in zip(calls, references, strict=True):
         with torch.cuda.device(1 - call.device.index):
