@@ -164,7 +164,10 @@ def pretend_cuda(world: World) -> None:
         setattr(torch.cuda, name, answer)
     torch._C._cuda_getCurrentRawStream = lambda _: world.stream
     torch.version.cuda = "13.0"
-    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "tensor", "arange"):
+    for name in (
+        *("empty", "empty_strided", "zeros", "ones", "full", "tensor", "arange"),
+        *("rand", "randn", "randint"),
+    ):
         setattr(torch, name, _factory(getattr(torch, name)))
 
 
