@@ -25,7 +25,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -35,7 +34,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import stand_in_driver
-from catalogue.command import exit_status, output_folder, work_folder, write_whole
+from catalogue.command import (
+    exit_status,
+    last_line,
+    output_folder,
+    signal_name,
+    work_folder,
+    write_whole,
+)
 from catalogue.wheels import BadInput
 
 DEFAULT = 40 << 20
@@ -355,8 +361,8 @@ def run(
         try:
             answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         except (IndexError, ValueError):
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            return {"error": f"{_ended(done.returncode)}: {last[:300]}"}
+            ended = _ended(done.returncode)
+            return {"error": f"{ended}: {last_line(done.stderr, 'no message')}"}
         return answer
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -364,7 +370,7 @@ def run(
 
 
 def _ended(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+    return f"exit status {status}" if status >= 0 else signal_name(-status)
 
 
 if __name__ == "__main__":

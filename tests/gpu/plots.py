@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from catalogue.command import exit_status, output_folder
+from catalogue.wheels import BadInput
 
 
 def pyplot(salt: str) -> Any:
@@ -41,14 +43,19 @@ def command(prog: str, what: str, draw: Callable[[Any, Path], list[Path]]) -> in
     made.add_argument("report", type=Path, help=what)
     made.add_argument("-o", "--out", type=Path, help="folder, that of the report unless given")
     options = made.parse_args()
+    return exit_status(prog, lambda: _draw(options.report, options.out, what, draw))
+
+
+def _draw(
+    report: Path, out: Path | None, what: str, draw: Callable[[Any, Path], list[Path]]
+) -> int:
+    folder = out or report.parent
+    output_folder(folder)
     try:
-        report = json.loads(options.report.read_text())
-        written = draw(report, options.out or options.report.parent)
+        written = draw(json.loads(report.read_text()), folder)
     except ImportError as error:
-        print(f"{prog}: {error}: pip install -r requirements/plot.txt", file=sys.stderr)
-        return 2
+        raise BadInput(f"{error}: pip install -r requirements/plot.txt") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        print(f"{prog}: {options.report} is not {what}: {error!r}", file=sys.stderr)
-        return 2
+        raise BadInput(f"{report} is not {what}: {error!r}") from None
     print(", ".join(map(str, written)))
     return 0

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from catalogue.command import exit_status, output_folder, work_folder, write_whole
+from catalogue.command import exit_status, last_line, output_folder, work_folder, write_whole
 from catalogue.runner import FACTS_SECONDS, WARM_SECONDS, arch_list, environment_of
 from catalogue.wheels import BadInput, Wheel, unpack
 
@@ -117,8 +117,8 @@ def _facts(wheel: Wheel, environment: dict[str, str], work: Path) -> dict[str, A
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise BadInput(f"{wheel.label} does not come up: {last[:300]}") from None
+        last = last_line(done.stderr)
+        raise BadInput(f"{wheel.label} does not come up: {last}") from None
     if "no_device" in answer:
         raise BadInput(f"no CUDA device to run on: {answer['no_device']}")
     facts: dict[str, Any] = answer["facts"]
@@ -146,8 +146,7 @@ def _warm(environment: dict[str, str], work: Path) -> None:
     """Compile what the cuBLAS layer compiles, outside the measured time."""
     done = _child(["-m", "catalogue.child", "warm", "fp8-cublas"], environment, work, WARM_SECONDS)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise BadInput(f"the cuBLAS module does not compile: {last[:300]}")
+        raise BadInput(f"the cuBLAS module does not compile: {last_line(done.stderr)}")
 
 
 def _serving(samples: Path, seed: int, steps: int | None, minutes: float) -> list[str]:
@@ -175,8 +174,7 @@ def _served(
     read = [json.loads(line) for line in lines]
     figures = dict(read[-1]) if read else {}
     if done.returncode or not figures.get("done"):
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        figures["died"] = f"exit status {done.returncode}: {last[:300]}"
+        figures["died"] = f"exit status {done.returncode}: {last_line(done.stderr)}"
     return {"figures": figures, "samples": read}
 
 
@@ -224,7 +222,7 @@ def _sanitized(
         figures = json.loads(samples.read_text().splitlines()[-1])
     figures["memcheck_errors"] = int(summary[-1]) if summary else None
     if not figures.get("done") or status not in (0, 9):
-        figures["died"] = f"exit status {status}: {(stderr.strip().splitlines() or [''])[-1][:300]}"
+        figures["died"] = f"exit status {status}: {last_line(stderr)}"
     return {"figures": figures, "samples": [], "memcheck": text[-4000:]}
 
 

@@ -20,6 +20,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from catalogue.command import last_line
 from catalogue.wheels import BadInput
 
 #: In the environment of a process: ten times the major version plus the minor one.
@@ -176,6 +177,6 @@ def _compile(compiler: list[str], target: Path, own: str, names: set[str]) -> No
         said = f"{shlex.join(compiler)} does not run ({error.strerror})"
         raise BadInput(f"{said}: set $CC to a C compiler") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        said = f"{shlex.join(compiler)} cannot make {target.name}: {last[:200]}"
+        last = last_line(done.stderr, "no message")
+        said = f"{shlex.join(compiler)} cannot make {target.name}: {last}"
         raise BadInput(f"{said}: set $CC to another C compiler")

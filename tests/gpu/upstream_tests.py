@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from catalogue.command import exit_status, output_folder, work_folder, write_whole
+from catalogue.command import exit_status, last_line, output_folder, work_folder, write_whole
 from catalogue.runner import arch_list, environment_of
 from catalogue.wheels import BadInput, Wheel, unpack
 
@@ -135,8 +135,8 @@ def _run(
     except subprocess.TimeoutExpired:
         raise BadInput(f"{wheel.label}: no end after {options.seconds:.0f} s") from None
     if not report.is_file():
-        last = (done.stdout + done.stderr).strip().splitlines()
-        raise BadInput(f"{wheel.label}: pytest wrote no report: {last[-1] if last else 'nothing'}")
+        last = last_line(done.stdout + done.stderr, "nothing")
+        raise BadInput(f"{wheel.label}: pytest wrote no report: {last}")
     return outcomes(report.read_text())
 
 

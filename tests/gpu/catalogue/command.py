@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,19 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
     except BadInput as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
+
+
+def last_line(text: str, otherwise: str = "") -> str:
+    """What a program said last, at most 300 characters of it."""
+    return (text.strip().splitlines() or [otherwise])[-1][:300]
+
+
+def signal_name(number: int) -> str:
+    """``SIGABRT`` of 6."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextmanager

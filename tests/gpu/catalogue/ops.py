@@ -165,11 +165,11 @@ def _in_sight() -> AbstractContextManager[object]:
 
 def _name(plan: object, *signature: object) -> None:
     """Calls of this signature run ``plan`` from now on."""
-    prepared = sys.modules.get("flashinfer.gemm_workspace.prepared")
     if _named.setdefault(signature, plan) != plan:
         _named[signature] = plan
-        if prepared is not None:
-            prepared.forget()
+        launches = prepared()
+        if launches is not None:
+            launches.forget()
 
 
 @contextmanager
@@ -512,3 +512,8 @@ def runtime() -> Any | None:
         return importlib.import_module("flashinfer.gemm_workspace")
     except ImportError:
         return None
+
+
+def prepared() -> Any | None:
+    """The fork's prepared launches, ``None`` on a release."""
+    return sys.modules.get("flashinfer.gemm_workspace.prepared")

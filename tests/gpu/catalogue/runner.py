@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import report, schedule
-from .command import exit_status, output_folder, work_folder, write_whole
+from .command import exit_status, last_line, output_folder, work_folder, write_whole
 from .launch import CHILD, Fresh, Launcher, Server, ServerEnded
 from .wheels import BadInput, Wheel, unpack
 
@@ -182,8 +182,7 @@ def _ask(
     if isinstance(answer, dict) and ("facts" in answer or "no_device" in answer):
         return answer
     assert job.result is not None
-    tail = job.result.get("stderr", "").strip().splitlines()
-    return {"note": f"{job.result['note']}; {tail[-1] if tail else ''}"[:400]}
+    return {"note": f"{job.result['note']}; {last_line(job.result.get('stderr', ''))}"[:400]}
 
 
 def _wanted(case: dict[str, Any], only: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .command import last_line, signal_name
 from .launch import LOST, Launcher, Running
 
 #: Seconds between looks at what runs.
@@ -157,13 +157,12 @@ def verdict_of(
     lines = stdout.strip().splitlines()
     seen = _result_in(lines)
     after = f" after it said {seen['verdict']}" if seen else ""
-    tail = (stderr.strip().splitlines() or [""])[-1][:300]
     if limit is not None:
         return _result("hang", f"no end after {limit:.0f} s{after}", took, stderr)
     if status < 0:
-        return _result("crash", f"{_signal(-status)}{after}", took, stderr)
+        return _result("crash", f"{signal_name(-status)}{after}", took, stderr)
     if status != 0:
-        return _result("error", f"exit status {status}: {tail}", took, stderr)
+        return _result("error", f"exit status {status}: {last_line(stderr)}", took, stderr)
     if seen is None:
         last = lines[-1][:100] if lines else "nothing"
         return _result("error", f"printed no result, but {last!r}", took, stderr)
@@ -179,13 +178,6 @@ def _result_in(lines: list[str]) -> dict[str, Any] | None:
     except ValueError:
         return None
     return seen if isinstance(seen, dict) and seen.get("verdict") in VERDICTS else None
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _result(verdict: str, note: str, took: float, stderr: str = "") -> dict[str, Any]:

@@ -156,9 +156,9 @@ class Server:
                 setattr(ops.gemm_base, name, bounded)
         # The fork serves no cuDNN call from memory once as many plans were built as the smallest
         # of these caches may hold; smaller caches want a smaller number.
-        prepared = sys.modules.get("flashinfer.gemm_workspace.prepared")
+        prepared = ops.prepared()
         if prepared is not None:
-            prepared.PLANS = PLANS  # type: ignore[attr-defined]
+            prepared.PLANS = PLANS
 
     def _layers(self) -> tuple[list[Layer], list[Layer]]:
         size, decode, prefill = self.size, [], []

@@ -30,6 +30,8 @@ soak = script("tests/gpu/soak.py")
 upstream = script("tests/gpu/upstream_tests.py")
 sizes = script("tests/gpu/plan_sizes.py")
 gpu_time = script("benchmarks/gpu_time.py")
+host_cost = script("benchmarks/host_cost.py")
+plot_host_cost = script("benchmarks/plot_host_cost.py")
 
 
 @pytest.mark.parametrize(
@@ -172,3 +174,43 @@ def test_gpu_time_refuses(
     monkeypatch.setattr(sys, "argv", ["gpu_time", str(tmp_path), str(tmp_path)])
     assert gpu_time.main() == 2
     assert "wanted two folders" in capsys.readouterr().err
+
+
+def test_host_costs_are_held_against_their_like() -> None:
+    """A call with an output given against torch's function with one, of the same rows."""
+    names = ("torch._scaled_mm", "torch._scaled_mm out", "torch.mm", "torch.mm out")
+    torch = {f"{name} M=16": {"median": 10.0 * 2**at} for at, name in enumerate(names)}
+    torch["torch.mm M=1"] = {"median": 1.0}
+    cases = {
+        "bmm_fp8 cudnn M=16": 1.0,
+        "bmm_fp8 cudnn out M=16": 0.5,
+        "mm_bf16 cudnn M=16": 0.25,
+        "mm_bf16 cudnn out M=16": 0.12,
+    }
+    fork = {case: {"median": 10.0} for case in cases}
+    figures = {"torch": torch, "fork": fork}
+    rows = list(host_cost.ratios(figures))
+    assert {row["case"]: row["ratio"] for row in rows} == cases
+    drawn = plot_host_cost.points({"us": figures, "ratios": rows})
+    assert drawn["mm_bf16 cudnn out"] == {"fork": [10.0], "torch": [80.0]}
+
+
+def test_what_cannot_be_drawn_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plots = plot_host_cost.plots
+    (tmp_path / "a.json").write_text("{}")
+
+    def missing(report: Any, folder: Path) -> list[Path]:
+        raise ImportError("No module named 'matplotlib'")
+
+    for draw, arguments, said in (
+        (lambda report, _: [report["no"]], [], f"{tmp_path}/a.json is not a b: KeyError('no')"),
+        (missing, [], "No module named 'matplotlib': pip install -r requirements/plot.txt"),
+        (missing, ["-o", f"{tmp_path}/a.json"], f"-o {tmp_path}/a.json: {tmp_path}/a.json is no"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["draw", f"{tmp_path}/a.json", *arguments])
+        assert plots.command("draw", "a b", draw) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"draw: {said}")
+        assert err.count("\n") == 1
